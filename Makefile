@@ -1,0 +1,55 @@
+# CI runs these targets verbatim. Everything is installed into .venv by the first target that needs it.
+.DEFAULT_GOAL := help
+.PHONY: help train test test-gpu check format bench compiled clean
+
+VENV    ?= .venv
+PYTHON  ?= python3
+BIN     := $(VENV)/bin
+# -c: the tested versions. Without them, pip may send gigabytes of CUDA to a machine that has no GPU.
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+SOURCES := pyproject.toml setup.py constraints.txt
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+train: $(VENV)/.installed ## install, and run the tour: every op, forward and backward, against its reference
+	@$(BIN)/python -m fasttrain_kernels.testing.tour
+
+test: $(VENV)/.installed-dev ## install, and run the tests (no GPU needed)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist=worksteal -m "not gpu" --durations=8
+
+test-gpu: $(VENV)/.installed-dev ## the tests that need a GPU
+	@$(BIN)/python -m pytest -m gpu -rs
+
+check: $(VENV)/.installed-dev ## lint, format, types, layering
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+format: $(VENV)/.installed-dev ## apply lint fixes and formatting
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-dev ## speed and memory against reference PyTorch
+	@$(BIN)/python -m pytest bench -p no:xdist -s
+
+compiled: $(VENV)/.installed-dev ## every kernel compiled for every GPU target: registers, spills, shared memory
+	@$(BIN)/python -m fasttrain_kernels.testing.compiled
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info
+
+$(VENV)/bin/python:
+	@echo "[1/2] creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || { echo "'$(PYTHON) -m venv' failed: install your system's python3-venv package, or set PYTHON=..."; exit 1; }
+
+$(VENV)/.installed: $(SOURCES) | $(VENV)/bin/python
+	@echo "[2/2] installing fasttrain and its dependencies into $(VENV) (once, one or two minutes)"
+	@$(INSTALL) -e '.[testing]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "[2/2] installing the development tools (once)"
+	@$(INSTALL) -e '.[dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""fasttrain: a performance-oriented LLM pretrainer."""

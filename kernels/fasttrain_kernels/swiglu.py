@@ -1,0 +1,211 @@
+"""silu(gate) * up in one pass.
+
+    out   = gate * sigmoid(gate) * up
+    dgate = dout * up * (sigmoid(gate) + silu(gate) * (1 - sigmoid(gate)))
+    dup   = dout * silu(gate)
+
+Bytes per element of out, in units of the element size: forward reads 2 and writes 1, backward reads 3 and writes 2. Eager
+PyTorch also writes and reads silu(gate): 5 and 8. Backward recomputes the sigmoid, so that nothing but the inputs is saved.
+
+M rows, F features.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fasttrain_kernels._checks import check_tensors, empty_like_contiguous, rows, shape, wide
+from fasttrain_kernels._registration import register
+
+_BLOCK = 1024  # 4 warps x 32 lanes x 8 bf16: one 128-bit access per lane and tensor
+_NUM_WARPS = 4
+
+
+def swiglu_reference(gate: Tensor, up: Tensor) -> Tensor:  # (..., F), (..., F) -> (..., F)
+    """The specification: computed in float32, rounded once."""
+    return (torch.nn.functional.silu(wide(gate)) * wide(up)).to(gate.dtype)
+
+
+@triton.jit
+def _swiglu_fwd_kernel(gate, up, out, gate_stride, up_stride, F, NUM_TILES, BLOCK: tl.constexpr):
+    row = (tl.program_id(0) // NUM_TILES).to(tl.int64)
+    col = (tl.program_id(0) % NUM_TILES) * BLOCK + tl.arange(0, BLOCK)
+    inside = col < F
+    g = tl.load(gate + row * gate_stride + col, mask=inside).to(tl.float32)
+    u = tl.load(up + row * up_stride + col, mask=inside).to(tl.float32)
+    tl.store(out + row * F + col, (g * tl.sigmoid(g) * u).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _swiglu_bwd_kernel(
+    dout,
+    gate,
+    up,
+    dgate,
+    dup,
+    dout_stride,
+    gate_stride,
+    up_stride,
+    grad_stride,
+    F,
+    NUM_TILES,
+    BLOCK: tl.constexpr,
+    NEED_DGATE: tl.constexpr,
+    NEED_DUP: tl.constexpr,
+):
+    row = (tl.program_id(0) // NUM_TILES).to(tl.int64)
+    col = (tl.program_id(0) % NUM_TILES) * BLOCK + tl.arange(0, BLOCK)
+    inside = col < F
+    do = tl.load(dout + row * dout_stride + col, mask=inside).to(tl.float32)
+    g = tl.load(gate + row * gate_stride + col, mask=inside).to(tl.float32)
+    sigmoid = tl.sigmoid(g)
+    silu = g * sigmoid
+    if NEED_DGATE:
+        u = tl.load(up + row * up_stride + col, mask=inside).to(tl.float32)
+        dg = do * u * (sigmoid + silu * (1 - sigmoid))
+        tl.store(dgate + row * grad_stride + col, dg.to(dgate.dtype.element_ty), mask=inside)
+    if NEED_DUP:
+        tl.store(dup + row * grad_stride + col, (do * silu).to(dup.dtype.element_ty), mask=inside)
+
+
+def _tiles(F: int) -> tuple[int, int]:
+    block = min(_BLOCK, triton.next_power_of_2(F))
+    return triton.cdiv(F, block), block
+
+
+def _forward(gate: Tensor, up: Tensor) -> Tensor:
+    out = empty_like_contiguous(gate)
+    if out.numel() == 0:
+        return out
+    gate, up = rows(gate), rows(up)
+    M, F = gate.shape
+    num_tiles, block = _tiles(F)
+    _swiglu_fwd_kernel[(M * num_tiles,)](
+        gate, up, out, gate.stride(0), up.stride(0), F, num_tiles, BLOCK=block, num_warps=_NUM_WARPS
+    )
+    return out
+
+
+def _launch_backward(
+    dout: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    dgate: Tensor,
+    dup: Tensor,
+    need_dgate: bool = True,
+    need_dup: bool = True,
+) -> None:
+    if dout.numel() == 0:
+        return
+    dout, gate, up = rows(dout), rows(gate), rows(up)
+    M, F = gate.shape
+    num_tiles, block = _tiles(F)
+    _swiglu_bwd_kernel[(M * num_tiles,)](
+        *(dout, gate, up, dgate, dup),
+        *(
+            dout.stride(0),
+            gate.stride(0),
+            up.stride(0),
+            (dgate if need_dgate else dup).stride(-2) if M > 1 else 0,
+        ),
+        *(F, num_tiles),
+        BLOCK=block,
+        NEED_DGATE=need_dgate,
+        NEED_DUP=need_dup,
+        num_warps=_NUM_WARPS,
+    )
+
+
+def _backward(dout: Tensor, gate: Tensor, up: Tensor, need_dgate: bool, need_dup: bool) -> tuple[Tensor, Tensor]:
+    dgate, dup = _empty_grads(dout, gate, up, need_dgate, need_dup)
+    _launch_backward(dout, gate, up, dgate, dup, need_dgate, need_dup)
+    return dgate, dup
+
+
+def _backward_packed(dout: Tensor, gate_up: Tensor) -> Tensor:
+    dgate_up = empty_like_contiguous(gate_up)
+    _launch_backward(dout, *gate_up.chunk(2, dim=-1), *dgate_up.chunk(2, dim=-1))
+    return dgate_up
+
+
+def _backward_cpu(
+    dout: Tensor, gate: Tensor, up: Tensor, need_dgate: bool = True, need_dup: bool = True
+) -> tuple[Tensor, Tensor]:
+    do, g, u = wide(dout), wide(gate), wide(up)
+    sigmoid = torch.sigmoid(g)
+    silu = g * sigmoid
+    return (
+        (do * u * (sigmoid + silu * (1 - sigmoid))).to(gate.dtype).contiguous() if need_dgate else gate.new_empty(0),
+        (do * silu).to(up.dtype).contiguous() if need_dup else up.new_empty(0),
+    )
+
+
+def _empty_grads(dout: Tensor, gate: Tensor, up: Tensor, need_dgate: bool, need_dup: bool) -> tuple[Tensor, Tensor]:
+    return (
+        empty_like_contiguous(gate) if need_dgate else gate.new_empty(0),
+        empty_like_contiguous(up) if need_dup else up.new_empty(0),
+    )
+
+
+_swiglu_backward = register(
+    "swiglu_backward(Tensor dout, Tensor gate, Tensor up, bool need_dgate, bool need_dup) -> (Tensor, Tensor)",
+    triton=_backward,
+    cpu=_backward_cpu,
+    fake=_empty_grads,
+)
+_swiglu_packed_backward = register(
+    "swiglu_packed_backward(Tensor dout, Tensor gate_up) -> Tensor",
+    triton=_backward_packed,
+    cpu=lambda dout, gate_up: torch.cat(_backward_cpu(dout, *gate_up.chunk(2, dim=-1)), dim=-1),
+    fake=lambda dout, gate_up: empty_like_contiguous(gate_up),
+)
+
+
+def _differentiate(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    need_dgate, need_dup = ctx.needs_input_grad
+    dgate, dup = _swiglu_backward(dout, *ctx.saved_tensors, need_dgate, need_dup)
+    return dgate if need_dgate else None, dup if need_dup else None
+
+
+def _save_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+_swiglu = register(
+    "swiglu(Tensor gate, Tensor up) -> Tensor",
+    triton=_forward,
+    cpu=lambda gate, up: swiglu_reference(gate, up).contiguous(),
+    fake=lambda gate, up: empty_like_contiguous(gate),
+    backward=_differentiate,
+    setup_context=_save_inputs,
+)
+_swiglu_packed = register(
+    "swiglu_packed(Tensor gate_up) -> Tensor",
+    triton=lambda gate_up: _forward(*gate_up.chunk(2, dim=-1)),
+    cpu=lambda gate_up: swiglu_reference(*gate_up.chunk(2, dim=-1)).contiguous(),
+    fake=lambda gate_up: gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2),
+    backward=lambda ctx, dout: _swiglu_packed_backward(dout, *ctx.saved_tensors),
+    setup_context=_save_inputs,
+)
+
+
+def swiglu(
+    gate: Tensor,  # (..., F), or (..., 2F) without up
+    up: Tensor | None = None,  # (..., F)
+) -> Tensor:  # (..., F)
+    """silu(gate) * up, in one pass. Without `up`, `gate` is a packed projection that holds gate and then up."""
+    check_tensors("swiglu", gate=gate, up=up)
+    if up is None:
+        if gate.shape[-1] % 2:
+            raise ValueError(f"swiglu: packed gate and up {shape(gate)} must have an even last dimension")
+        return _swiglu_packed(gate)
+    if gate.shape != up.shape:
+        raise ValueError(f"swiglu: gate {shape(gate)} and up {shape(up)} must have the same shape")
+    if gate.dtype != up.dtype:
+        raise TypeError(f"swiglu: gate is {gate.dtype} and up {up.dtype}; cast them to one dtype")
+    return _swiglu(gate, up)
