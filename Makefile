@@ -16,7 +16,7 @@ train: $(VENV)/.installed ## install, and run the tour: every op, forward and ba
 	@$(BIN)/python -m fasttrain_kernels.testing.tour
 
 test: $(VENV)/.installed-dev ## install, and run the tests (no GPU needed)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist=worksteal -m "not gpu" --durations=8
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist=worksteal --durations=8
 
 test-gpu: $(VENV)/.installed-dev ## the tests that need a GPU
 	@$(BIN)/python -m pytest -m gpu -rs

@@ -1,4 +1,7 @@
-"""Errors that name the op, the values and the remedy. Shapes are checked here, on the host, without reading a tensor."""
+"""What every op asks of its tensors, and the errors that name the op, the values and the remedy.
+
+Checks look at shapes, dtypes and devices only: reading a value would make the host wait for the GPU.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,8 @@ def check_tensors(op: str, **tensors: Tensor | None) -> None:
             raise TypeError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
         if type(tensor).__name__ == "DTensor":  # by name: importing torch.distributed.tensor costs a second
             raise TypeError(
-                f"{op}: {name} is a DTensor; kernels work on one device's memory: call {op} inside the module that FSDP "
-                f"gathers, or pass {name}.to_local()"
+                f"{op}: {name} is a DTensor; kernels work on the memory of one device: call {op} inside a module "
+                f"whose parameters FSDP has gathered, or pass {name}.to_local()"
             )
         if tensor.dtype not in FLOAT_DTYPES and tensor.dtype != torch.float64:
             raise TypeError(f"{op}: {name} has dtype {tensor.dtype}; supported are float32, bfloat16 and float16")

@@ -1,33 +1,41 @@
 """One registered torch op per public function, and one per gradient.
 
-An op has a Triton launcher (CUDA tensors), a CPU form, a fake (shapes, for torch.compile and meta tensors) and a gradient.
-Which of the first two runs is decided at the call, by the device of the tensors. Autograd is registered on the op itself,
-so that torch.compile(fullgraph=True), opcheck and eager code all see the same op.
+An op has a Triton launcher for CUDA tensors, a CPU form, a fake (shapes only, for torch.compile) and a gradient. The
+device of the tensors decides at the call which of the first two runs. Autograd is registered on the op itself, so that
+torch.compile(fullgraph=True), opcheck and eager code all see the same op.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 _LIBRARY = torch.library.Library("fasttrain", "DEF")
+# torch.compile's on-disk caches know an op by its name alone: after an upgrade, a graph with the old gradient formula
+# would run without a word. So the version is in the name: torch.ops.fasttrain.swiglu.v<digest of this package>.
+_VERSION = hashlib.sha256(b"".join(f.read_bytes() for f in sorted(Path(__file__).parent.rglob("*.py")))).hexdigest()[:8]
 _SIMULATED_SMS = 132  # an H100: the grid that kernels choose when they run, or are compiled, without a GPU
+_SMALLEST_SHARED_MEMORY = 101_376  # bytes per block on sm_86, sm_89 and sm_120
 _kernels_on_cpu = False
+_simulated = {"shared_memory": _SMALLEST_SHARED_MEMORY, "warp_size": 32}
 
 
 @contextlib.contextmanager
-def kernels_on_cpu() -> Iterator[None]:
-    """Ops launch their Triton kernels for CPU tensors too; somebody else (fasttrain_kernels.testing) executes the launches."""
-    global _kernels_on_cpu
-    before, _kernels_on_cpu = _kernels_on_cpu, True
+def kernels_on_cpu(*, shared_memory: int = _SMALLEST_SHARED_MEMORY, warp_size: int = 32) -> Iterator[None]:
+    """Ops launch their Triton kernels for CPU tensors too; fasttrain_kernels.testing interprets or compiles them."""
+    global _kernels_on_cpu, _simulated
+    before = _kernels_on_cpu, _simulated
+    _kernels_on_cpu, _simulated = True, {"shared_memory": shared_memory, "warp_size": warp_size}
     try:
         yield
     finally:
-        _kernels_on_cpu = before
+        _kernels_on_cpu, _simulated = before
 
 
 def runs_triton(tensor: Tensor) -> bool:
@@ -42,6 +50,20 @@ def multiprocessor_count(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program may use; launch tables choose their tiles by it."""
+    if device.type != "cuda":
+        return _simulated["shared_memory"]
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+
+
+def warps(threads: int, device: torch.device) -> int:
+    """Warps that make up so many threads. A warp has 32 lanes on NVIDIA and 64 on AMD's CDNA."""
+    size = torch.cuda.get_device_properties(device).warp_size if device.type == "cuda" else _simulated["warp_size"]
+    return max(1, threads // size)
+
+
 def register(
     schema: str,  # "swiglu(Tensor gate, Tensor up) -> Tensor"
     *,
@@ -51,26 +73,31 @@ def register(
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., None] | None = None,
 ) -> Callable[..., Any]:
-    """Register torch.ops.fasttrain.<name> and return it. Without `backward`, differentiating it is an error."""
+    """Register torch.ops.fasttrain.<name>.v<digest> and return it. Without `backward`, differentiating it raises."""
     name = schema.split("(")[0]
-    qualified = f"fasttrain::{name}"
-    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-
-    def on_cuda(*args: Any) -> Any:
-        # A kernel is launched on the current device, which need not be the tensors' one.
-        with torch.cuda.device(next(a.device for a in args if isinstance(a, Tensor))):
-            return triton(*args)
+    versioned = f"{name}.v{_VERSION}"
+    _LIBRARY.define(schema.replace(name, versioned, 1), tags=(torch.Tag.pt2_compliant_tag,))
 
     def on_cpu(*args: Any) -> Any:
         return triton(*args) if _kernels_on_cpu else cpu(*args)
 
-    _LIBRARY.impl(name, on_cuda, "CUDA")
-    _LIBRARY.impl(name, on_cpu, "CPU")
-    torch.library.register_fake(qualified, fake, lib=_LIBRARY)
+    _LIBRARY.impl(versioned, on_device(triton), "CUDA")
+    _LIBRARY.impl(versioned, on_cpu, "CPU")
+    torch.library.register_fake(f"fasttrain::{versioned}", fake, lib=_LIBRARY)
     torch.library.register_autograd(
-        qualified, backward or _refuse_gradient(name), setup_context=setup_context, lib=_LIBRARY
+        f"fasttrain::{versioned}", backward or _refuse_gradient(name), setup_context=setup_context, lib=_LIBRARY
     )
-    return getattr(torch.ops.fasttrain, name).default
+    return getattr(getattr(torch.ops.fasttrain, name), f"v{_VERSION}")
+
+
+def on_device(launcher: Callable[..., Any]) -> Callable[..., Any]:
+    """The launcher on the device of its tensors: Triton launches on the current one, which need not be the same."""
+
+    def launch(*args: Any) -> Any:
+        with torch.cuda.device(next(a.device for a in args if isinstance(a, Tensor))):
+            return launcher(*args)
+
+    return launch
 
 
 def _refuse_gradient(name: str) -> Callable[..., Any]:

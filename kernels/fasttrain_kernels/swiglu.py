@@ -4,8 +4,8 @@
     dgate = dout * up * (sigmoid(gate) + silu(gate) * (1 - sigmoid(gate)))
     dup   = dout * silu(gate)
 
-Bytes per element of out, in units of the element size: forward reads 2 and writes 1, backward reads 3 and writes 2. Eager
-PyTorch also writes and reads silu(gate): 5 and 8. Backward recomputes the sigmoid, so that nothing but the inputs is saved.
+Elements moved per element of out: forward reads 2 and writes 1, backward reads 3 and writes 2; eager PyTorch, which
+also writes and reads silu(gate), 5 and 8. Backward recomputes the sigmoid, so that only the inputs are saved.
 
 M rows, F features.
 """
@@ -97,6 +97,8 @@ def _launch_backward(
     up: Tensor,
     dgate: Tensor,
     dup: Tensor,
+    *,
+    grad_stride: int,  # from row to row of dgate and dup
     need_dgate: bool = True,
     need_dup: bool = True,
 ) -> None:
@@ -107,12 +109,7 @@ def _launch_backward(
     num_tiles, block = _tiles(F)
     _swiglu_bwd_kernel[(M * num_tiles,)](
         *(dout, gate, up, dgate, dup),
-        *(
-            dout.stride(0),
-            gate.stride(0),
-            up.stride(0),
-            (dgate if need_dgate else dup).stride(-2) if M > 1 else 0,
-        ),
+        *(dout.stride(0), gate.stride(0), up.stride(0), grad_stride),
         *(F, num_tiles),
         BLOCK=block,
         NEED_DGATE=need_dgate,
@@ -123,13 +120,16 @@ def _launch_backward(
 
 def _backward(dout: Tensor, gate: Tensor, up: Tensor, need_dgate: bool, need_dup: bool) -> tuple[Tensor, Tensor]:
     dgate, dup = _empty_grads(dout, gate, up, need_dgate, need_dup)
-    _launch_backward(dout, gate, up, dgate, dup, need_dgate, need_dup)
+    stride = gate.shape[-1]
+    _launch_backward(dout, gate, up, dgate, dup, grad_stride=stride, need_dgate=need_dgate, need_dup=need_dup)
     return dgate, dup
 
 
 def _backward_packed(dout: Tensor, gate_up: Tensor) -> Tensor:
     dgate_up = empty_like_contiguous(gate_up)
-    _launch_backward(dout, *gate_up.chunk(2, dim=-1), *dgate_up.chunk(2, dim=-1))
+    gate, up = gate_up.chunk(2, dim=-1)
+    dgate, dup = dgate_up.chunk(2, dim=-1)
+    _launch_backward(dout, gate, up, dgate, dup, grad_stride=gate_up.shape[-1])
     return dgate_up
 
 

@@ -1,0 +1,151 @@
+"""A tour of the ops: each one forward and backward against its reference, as a table.
+
+    python -m fasttrain_kernels.testing.tour
+
+On a GPU the Triton kernels run there. Without one, they run in the interpreter, and the CPU forms beside them. The exit
+code is 1 if an op is less accurate than eager PyTorch allows (see fasttrain_kernels.testing.accuracy).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+import fasttrain_kernels as ft
+from fasttrain_kernels.testing.accuracy import Comparison, compare
+from fasttrain_kernels.testing.interpreter import interpret
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op with the inputs that the tour gives it."""
+
+    name: str
+    op: Callable[..., Any]
+    reference: Callable[..., Any]
+    inputs: Callable[[Callable[..., Tensor]], dict[str, Any]]  # from a maker of random tensors
+
+
+def _documents(randn: Callable[..., Tensor]) -> dict[str, Any]:
+    q, k, v = randn(1, 96, 6, 32), randn(1, 96, 2, 32), randn(1, 96, 2, 32)
+    return dict(q=q, k=k, v=v, cu_seqlens=torch.tensor([0, 37, 38, 96], dtype=torch.int32, device=q.device), window=24)
+
+
+def _rotary(randn: Callable[..., Tensor]) -> dict[str, Any]:
+    q = randn(2, 24, 4, 64)
+    cos, sin = ft.rotary_table(24, 64, device=q.device)
+    return dict(q=q, k=randn(2, 24, 2, 64), q_weight=randn(64), k_weight=randn(64), cos=cos, sin=sin)
+
+
+def _head(randn: Callable[..., Tensor]) -> dict[str, Any]:
+    hidden = randn(24, 64)
+    target = torch.arange(24, device=hidden.device) * 41 % 1000
+    return dict(hidden=hidden, weight=randn(1000, 64), target=target, z_loss=1e-4)
+
+
+CASES = [
+    Case("rms_norm", ft.rms_norm, ft.rms_norm_reference, lambda r: dict(x=r(32, 512), weight=r(512))),
+    Case(
+        "add_rms_norm",
+        ft.add_rms_norm,
+        ft.add_rms_norm_reference,
+        lambda r: dict(x=r(32, 512), residual=r(32, 512), weight=r(512)),
+    ),
+    Case("qk_norm_rope", ft.qk_norm_rope, ft.qk_norm_rope_reference, _rotary),
+    Case(
+        "attention, causal",
+        ft.attention,
+        ft.attention_reference,
+        lambda r: dict(q=r(2, 80, 4, 32), k=r(2, 80, 2, 32), v=r(2, 80, 2, 32)),
+    ),
+    Case("attention, documents", ft.attention, ft.attention_reference, _documents),
+    Case("linear_cross_entropy", ft.linear_cross_entropy, ft.linear_cross_entropy_reference, _head),
+    Case("swiglu", ft.swiglu, ft.swiglu_reference, lambda r: dict(gate=r(32, 1024), up=r(32, 1024))),
+]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to run the ops: where, in which dtype, and inside which context."""
+
+    name: str
+    device: str
+    dtype: torch.dtype
+    context: Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def forms() -> Iterator[Form]:
+    """The forms that this machine can run."""
+    if torch.cuda.is_available():
+        for dtype in (torch.bfloat16, torch.float32):
+            yield Form(f"Triton on {torch.cuda.get_device_name()}", "cuda", dtype, contextlib.nullcontext)
+    else:
+        yield Form("Triton, interpreted", "cpu", torch.bfloat16, interpret)
+        yield Form("Triton, interpreted", "cpu", torch.float32, interpret)
+    yield Form("CPU form", "cpu", torch.float32, contextlib.nullcontext)
+
+
+def run(case: Case, form: Form) -> list[Comparison]:
+    """The op in this form against its reference: outputs and gradients."""
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(form.device, form.dtype).requires_grad_()
+
+    with form.context():
+        return compare(case.op, case.reference, case.inputs(randn))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Run every op forward and backward against its reference.")
+    parser.add_argument("--op", action="append", metavar="NAME", help="only ops whose name contains NAME; repeatable")
+    wanted = parser.parse_args(argv).op
+    cases = [case for case in CASES if not wanted or any(name in case.name for name in wanted)]
+    if not cases:
+        parser.error(f"no op is called {', '.join(wanted)}; there are {', '.join(case.name for case in CASES)}")
+    console = Console()
+    title = "fasttrain kernels against their references in float64: the greatest error, as a share of the allowed"
+    table = Table(title=title)
+    for column in ("op", "form", "dtype", "forward", "gradients", "verdict"):
+        table.add_column(column, justify="right" if column in ("forward", "gradients") else "left")
+    wrong = 0
+    pairs = [(case, form) for case in cases for form in forms()]
+    for i, (case, form) in enumerate(track(pairs, "comparing", console=console, transient=True)):
+        results = run(case, form)
+        wrong += (ok := all(c.ok for c in results)) is False
+        outputs = [c for c in results if c.name.startswith("output")]
+        gradients = [c for c in results if c not in outputs]
+        table.add_row(
+            case.name if i == 0 or pairs[i - 1][0] is not case else "",
+            form.name,
+            str(form.dtype).removeprefix("torch."),
+            _share(outputs),
+            _share(gradients),
+            "[green]right" if ok else "[red]WRONG",
+            end_section=i + 1 == len(pairs) or pairs[i + 1][0] is not case,
+        )
+    console.print(table)
+    console.print(
+        "Allowed is twice the error of eager PyTorch in the same dtype, plus one rounding. "
+        + ("[green]Every op is right." if not wrong else f"[red]{wrong} of {len(pairs)} comparisons are wrong.")
+    )
+    return 1 if wrong else 0
+
+
+def _share(comparisons: list[Comparison]) -> str:
+    worst = max(comparisons, key=lambda c: c.error / c.allowed)
+    return f"{worst.error / worst.allowed:.2f}  ({worst.error:.1e})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

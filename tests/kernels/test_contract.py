@@ -1,0 +1,177 @@
+"""What torch may do to every op (compile, checkpoint, autocast), and what no op may do (sync, patch, lie)."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import fasttrain_kernels as ft
+from fasttrain_kernels import _registration
+from fasttrain_kernels.testing import interpret
+
+VOCAB, WIDTH, HEADS, KV_HEADS, HEAD_DIM, FFN = 97, 32, 4, 2, 16, 48
+
+
+class Block(nn.Module):
+    """A transformer block that uses every op but the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm_weight = nn.Parameter(torch.ones(WIDTH))
+        self.ffn_norm_weight = nn.Parameter(torch.ones(WIDTH))
+        self.q_weight, self.k_weight = nn.Parameter(torch.ones(HEAD_DIM)), nn.Parameter(torch.ones(HEAD_DIM))
+        self.qkv = nn.Linear(WIDTH, (HEADS + 2 * KV_HEADS) * HEAD_DIM, bias=False)
+        self.out = nn.Linear(HEADS * HEAD_DIM, WIDTH, bias=False)
+        self.gate_up = nn.Linear(WIDTH, 2 * FFN, bias=False)
+        self.down = nn.Linear(FFN, WIDTH, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tensor:  # (B, T, C)
+        heads = self.qkv(ft.rms_norm(x, self.norm_weight)).unflatten(-1, (-1, HEAD_DIM))
+        q, k, v = heads.split((HEADS, KV_HEADS, KV_HEADS), dim=-2)
+        q, k = ft.qk_norm_rope(q, k, self.q_weight, self.k_weight, cos, sin)
+        attended = self.out(ft.attention(q, k, v, cu_seqlens=cu_seqlens).flatten(-2))
+        normed, x = ft.add_rms_norm(attended, x, self.ffn_norm_weight)
+        return x + self.down(ft.swiglu(self.gate_up(normed)))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, WIDTH)
+        self.block = Block()
+        self.checkpointed = False
+
+    def forward(self, tokens: Tensor, cu_seqlens: Tensor) -> Tensor:
+        cos, sin = ft.rotary_table(tokens.shape[1], HEAD_DIM)
+        x, inputs = self.embedding(tokens), (cos, sin, cu_seqlens)
+        x = checkpoint(self.block, x, *inputs, use_reentrant=False) if self.checkpointed else self.block(x, *inputs)
+        return ft.linear_cross_entropy(x, self.embedding.weight, tokens.roll(-1, 1), z_loss=1e-4)
+
+
+@pytest.fixture
+def model() -> Model:
+    torch.manual_seed(0)
+    return Model()
+
+
+def batch(length: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(length)
+    tokens = torch.randint(VOCAB, (2, length), generator=generator)
+    return tokens, torch.tensor([0, 3, length, 2 * length], dtype=torch.int32)
+
+
+def loss_and_gradients(model: nn.Module, length: int = 12) -> list[Tensor]:
+    model.zero_grad()
+    loss = model(*batch(length))
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters())]
+
+
+def test_a_model_of_all_ops_compiles_to_one_graph_and_does_not_recompile(model):
+    expected = [loss_and_gradients(model, length) for length in (12, 20, 33)]
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for length, tensors in zip((12, 20, 33), expected, strict=True):
+            torch.testing.assert_close(loss_and_gradients(compiled, length), tensors)
+
+
+def test_a_model_of_all_ops_is_the_same_in_triton_and_on_the_cpu(model):
+    expected = loss_and_gradients(model)
+    with interpret():
+        torch.testing.assert_close(loss_and_gradients(model), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_activation_checkpointing_changes_nothing(model):
+    expected = loss_and_gradients(model)
+    model.checkpointed = True
+    torch.testing.assert_close(loss_and_gradients(model), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("form", ["cpu", "triton"])
+def test_autocast_gives_low_precision_activations_and_full_precision_gradients(model, form):
+    expected = loss_and_gradients(model)
+    with torch.autocast("cpu", torch.bfloat16), interpret() if form == "triton" else torch.enable_grad():
+        got = loss_and_gradients(model)
+    assert all(g.dtype == torch.float32 for g in got)
+    assert not torch.equal(got[1], expected[1])
+    torch.testing.assert_close(got[0], expected[0], rtol=0.02, atol=0)
+    for g, e in zip(got[1:], expected[1:], strict=True):
+        assert (g - e).norm() < 0.05 * e.norm()
+
+
+def test_trap_7_no_launcher_waits_for_the_device(model):
+    with interpret(), torch.autograd.profiler.profile() as profile:
+        loss_and_gradients(model)
+    called = {event.name for event in profile.function_events}
+    assert any("fasttrain::" in name for name in called)
+    # On a GPU, each of these makes the host wait.
+    assert not called & {"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal"}
+
+
+def test_trap_8_every_op_rejects_dtensors_by_name():
+    class DTensor(Tensor):
+        pass
+
+    x = torch.randn(2, 4, 2, 16)
+    sharded = x.as_subclass(DTensor)
+    cos, sin = ft.rotary_table(4, 16)
+    calls = {
+        "rms_norm": lambda: ft.rms_norm(sharded, x.new_ones(16)),
+        "add_rms_norm": lambda: ft.add_rms_norm(x, sharded, x.new_ones(16)),
+        "qk_norm_rope": lambda: ft.qk_norm_rope(x, sharded, None, None, cos, sin),
+        "attention": lambda: ft.attention(x, x, sharded),
+        "linear_cross_entropy": lambda: ft.linear_cross_entropy(
+            x[0, 0], x[0, 1].as_subclass(DTensor), torch.zeros(2, dtype=torch.long)
+        ),
+        "swiglu": lambda: ft.swiglu(x, sharded),
+    }
+    for op, call in calls.items():
+        with pytest.raises(TypeError, match=rf"^{op}: \w+ is a DTensor; .* pass \w+\.to_local\(\)"):
+            call()
+
+
+def test_trap_8_the_real_dtensor_has_that_name():
+    from torch.distributed.tensor import DTensor
+
+    assert DTensor.__name__ == "DTensor"
+
+
+def test_trap_15_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch):
+    entered = []
+
+    class Device:
+        def __init__(self, device):
+            entered.append(device)
+
+        def __enter__(self): ...
+
+        def __exit__(self, *_): ...
+
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    gate = torch.randn(2, 8)
+    implementation = _registration.on_device(lambda gate, up: gate * up)
+    torch.testing.assert_close(implementation(gate, gate), gate * gate)
+    assert entered == [gate.device]
+
+
+def test_the_name_of_an_op_changes_with_its_source():
+    """torch.compile's caches would otherwise run yesterday's gradient after an upgrade."""
+    from fasttrain_kernels.swiglu import _swiglu
+
+    assert _swiglu._overloadname == f"v{_registration._VERSION}"
+
+
+def test_import_has_no_effects():
+    script = """
+import sys, torch, warnings
+warnings.simplefilter("error")
+import fasttrain_kernels
+assert not torch.cuda.is_initialized()
+heavy = {"torch.distributed.tensor", "transformers", "flash_attn", "ml_dtypes", "rich"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
