@@ -104,8 +104,6 @@ def _fresh(inputs: dict[str, Any]) -> dict[str, Any]:
 
 def _as_double(inputs: dict[str, Any]) -> dict[str, Any]:
     return {
-        n: v.detach().double().requires_grad_(v.requires_grad)
-        if isinstance(v, Tensor) and v.is_floating_point()
-        else v
+        n: v.detach().double().requires_grad_(v.requires_grad) if isinstance(v, Tensor) and v.is_floating_point() else v
         for n, v in inputs.items()
     }

@@ -1,0 +1,108 @@
+"""The output head and its loss, forward and backward on CPU, against plain PyTorch and PyTorch's own chunked op.
+
+Contenders run in turn within one process (time) or each in a process of its own (memory), so that only ratios of the
+same run are compared. Time is CPU time, which a busy machine disturbs least. Memory is what the process's resident set
+grows by at its peak, the two gradients included.
+"""
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from fasttrain_kernels.linear_cross_entropy import linear_cross_entropy
+
+TOKENS, HIDDEN, VOCABULARY = 4096, 768, 50_304
+ROUNDS = 3
+TIME_LIMIT = 1.0  # of plain PyTorch
+MEMORY_LIMIT = 1 / 8
+
+
+def plain(hidden, weight, target):
+    return F.cross_entropy(hidden @ weight.t(), target)
+
+
+def torch_chunked(hidden, weight, target):
+    return F.linear_cross_entropy(hidden, weight, target, options=torch.nn.LinearCrossEntropyOptions())
+
+
+CONTENDERS = {"plain": plain, "fasttrain": linear_cross_entropy, "torch_chunked": torch_chunked}
+
+
+def problem(tokens=TOKENS):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(tokens, HIDDEN, generator=generator, requires_grad=True)
+    weight = torch.randn(VOCABULARY, HIDDEN, generator=generator).mul_(0.02).requires_grad_()
+    return hidden, weight, torch.randint(VOCABULARY, (tokens,), generator=generator)
+
+
+def step(contender, inputs):
+    for tensor in inputs:
+        tensor.grad = None
+    loss = contender(*inputs)
+    loss.backward()
+    return loss
+
+
+def test_linear_cross_entropy_takes_no_longer_than_plain(report):
+    inputs = problem()
+    seconds = {name: [] for name in CONTENDERS}
+    losses, gradients = {}, {}
+    for turn in range(ROUNDS):
+        for name, contender in CONTENDERS.items():
+            if name == "torch_chunked" and turn:
+                continue  # for information: once is enough
+            start = time.process_time()
+            losses[name] = step(contender, inputs).detach()
+            seconds[name].append(time.process_time() - start)
+            gradients[name] = inputs[1].grad
+    torch.testing.assert_close(losses["fasttrain"], losses["plain"])  # no speed without the right answer
+    torch.testing.assert_close(gradients["fasttrain"], gradients["plain"], rtol=1e-4, atol=1e-7)
+    ratios = {
+        name: statistics.median(a / b for a, b in zip(times, seconds["plain"], strict=False))
+        for name, times in seconds.items()
+    }
+    report(
+        f"linear_cross_entropy_time: {TOKENS} tokens, hidden {HIDDEN}, vocabulary {VOCABULARY}, float32, CPU",
+        {n: {"CPU s": statistics.median(seconds[n]), "of plain": ratios[n]} for n in CONTENDERS},
+    )
+    assert ratios["fasttrain"] <= TIME_LIMIT
+
+
+def test_linear_cross_entropy_needs_an_eighth_of_the_memory(report):
+    extra = {name: _peak_in_a_new_process(name) for name in CONTENDERS}
+    report(
+        f"linear_cross_entropy_memory: {TOKENS} tokens, hidden {HIDDEN}, vocabulary {VOCABULARY}, float32, CPU",
+        {n: {"peak MB": extra[n] / 1e6, "of plain": extra[n] / extra["plain"]} for n in CONTENDERS},
+    )
+    assert extra["fasttrain"] <= MEMORY_LIMIT * extra["plain"]
+
+
+def _peak_in_a_new_process(name):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return int(subprocess.check_output([sys.executable, __file__, name], env=environment))
+
+
+def _peak_of_one_step(name):
+    contender = CONTENDERS[name]
+    step(contender, problem(tokens=8))  # loads libraries, starts threads
+    inputs = problem()
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
+    before = _status("VmRSS")
+    step(contender, inputs)
+    return _status("VmHWM") - before
+
+
+def _status(field):
+    kilobytes = re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())
+    return int(kilobytes[1]) * 1024
+
+
+if __name__ == "__main__":
+    print(_peak_of_one_step(sys.argv[1]))

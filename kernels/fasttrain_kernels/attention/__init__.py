@@ -1,0 +1,10 @@
+"""Attention with grouped heads, packed documents, sliding windows and softcap.
+
+Read in this order: reference (the specification), intervals (the idea), triton_forward, triton_backward, blocked (the CPU form),
+backends (who computes), op (the public functions).
+"""
+
+from fasttrain_kernels.attention.op import attention, attention_backend, explain_attention_backend
+from fasttrain_kernels.attention.reference import attention_reference
+
+__all__ = ["attention", "attention_backend", "attention_reference", "explain_attention_backend"]

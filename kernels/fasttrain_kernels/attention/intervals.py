@@ -1,0 +1,109 @@
+"""What a query sees: one interval of keys, whatever the mask.
+
+Query i of T_q stands at position i + shift among the T_k keys, shift = T_k - T_q. It sees the keys
+
+    [lo(i), hi(i)) = [max(start, i + shift - back), min(end, i + shift + ahead + 1))
+
+where [start, end) is its document (all keys without documents), and back and ahead say how far the mask reaches: 0 ahead when
+causal, window - 1 with a window, NO_LIMIT otherwise. With the roles exchanged (shift negated, back and ahead swapped) the same
+formula gives the queries that see a key. Both ends never decrease from one query to the next, so that a tile of queries needs the
+keys [lo(first), hi(last)), and no mask at all within [lo(last), hi(first)): documents and windows cost block ranges, not a
+comparison per element.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+NO_LIMIT = -1
+
+
+def reach(causal: bool, window: int | None) -> tuple[int, int]:
+    """How many keys a query sees before and after its own position: (back, ahead), as flash-attn's window_size."""
+    back = NO_LIMIT if window is None else window - 1
+    return back, 0 if causal else back
+
+
+def check_documents(
+    cu_seqlens: Tensor,  # (num_docs + 1,)
+    num_tokens: int,
+) -> None:
+    """On the CPU the values can be read without waiting for a device."""
+    ends = cu_seqlens.tolist()
+    if ends[0] != 0 or ends[-1] != num_tokens or ends != sorted(ends):
+        raise ValueError(
+            f"attention: cu_seqlens must rise from 0 to the {num_tokens} tokens of the batch, got {_abbreviated(ends)}"
+        )
+
+
+def _abbreviated(values: list[int]) -> str:
+    return str(values) if len(values) <= 8 else f"{str(values[:4])[:-1]}, ..., {str(values[-3:])[1:]}"
+
+
+def document_bounds(
+    cu_seqlens: Tensor,  # (num_docs + 1,) int32
+    num_tokens: int,
+) -> Tensor:  # (2, num_tokens) int32
+    """Start and end of each token's document, computed on the device without reading it from the host."""
+    token = torch.arange(num_tokens, dtype=torch.int32, device=cu_seqlens.device)
+    after = torch.searchsorted(cu_seqlens, token, right=True).clamp_(1, cu_seqlens.shape[0] - 1)
+    # Clamped, so that wrong values cannot lead a kernel outside its tensors.
+    return torch.stack((cu_seqlens[after - 1], cu_seqlens[after])).clamp_(0, num_tokens)
+
+
+def key_intervals(
+    num_queries: int,
+    num_keys: int,
+    causal: bool,
+    window: int | None,
+    documents: Tensor | None,  # (2, num_keys)
+) -> tuple[Tensor, Tensor]:  # (num_queries,), (num_queries,)
+    """lo and hi of every query, for the CPU form."""
+    back, ahead = reach(causal, window)
+    position = torch.arange(num_queries, dtype=torch.int64) + (num_keys - num_queries)
+    lo, hi = torch.zeros_like(position), torch.full_like(position, num_keys)
+    if documents is not None:
+        lo, hi = documents.long()
+    if back != NO_LIMIT:
+        lo = torch.maximum(lo, position - back)
+    if ahead != NO_LIMIT:
+        hi = torch.minimum(hi, position + ahead + 1)
+    return lo, hi
+
+
+@triton.jit
+def interval(index, shift, length, documents, BACK: tl.constexpr, AHEAD: tl.constexpr):
+    """lo and hi of one query or of a tile of them. Indices past the end get an interval too, that nobody uses."""
+    lo = index * 0
+    hi = lo + length
+    if documents is not None:  # start and end per token; queries and keys are the same stream
+        lo = tl.load(documents + index, mask=index < length, other=0)
+        hi = tl.load(documents + length + index, mask=index < length, other=0)
+    if BACK >= 0:
+        lo = tl.maximum(lo, index + shift - BACK)
+    if AHEAD >= 0:
+        hi = tl.minimum(hi, index + shift + AHEAD + 1)
+    return lo, hi
+
+
+@triton.jit
+def block_ranges(first, last, shift, length, documents, BACK: tl.constexpr, AHEAD: tl.constexpr, BLOCK: tl.constexpr):
+    """Blocks of the other side that the tile [first, last] needs, counted from its lowest lo.
+
+    Returns where block 0 begins, the mask-free blocks as [full, full_end), and the number of blocks.
+    """
+    begin, hi_first = interval(first, shift, length, documents, BACK, AHEAD)
+    lo_last, end = interval(last, shift, length, documents, BACK, AHEAD)
+    num_blocks = tl.cdiv(tl.maximum(end - begin, 0), BLOCK)
+    full = tl.minimum(tl.cdiv(tl.maximum(lo_last - begin, 0), BLOCK), num_blocks)
+    full_end = tl.minimum(tl.maximum(tl.maximum(hi_first - begin, 0) // BLOCK, full), num_blocks)
+    return begin, full, full_end, num_blocks
+
+
+@triton.jit
+def edge_block(i, full, full_end):
+    """The i-th block that needs a mask: those before the mask-free ones, then those after, in one loop."""
+    return tl.where(i < full, i, i + full_end - full)

@@ -1,0 +1,80 @@
+"""The problem as the kernels see it: sizes, the mask's reach, and documents as one stream of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+from torch import Tensor
+
+from fasttrain_kernels.attention.intervals import check_documents, document_bounds, reach
+
+
+_GREATEST_STRIDE = 2**23  # a tile of at most 256 rows then spans less than 2^31 elements
+
+
+def addressable(x: Tensor) -> Tensor:  # (B, T, H, D)
+    """Kernels take any strides, if elements of a head lie side by side and 32 bits reach across a tile; otherwise a copy."""
+    return x if x.stride(3) == 1 and x.stride(1) < _GREATEST_STRIDE else x.contiguous()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sizes of one call. With documents, the batch is one stream: batch 1, B * T tokens."""
+
+    batch: int
+    num_queries: int
+    num_keys: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    back: int
+    ahead: int
+    scale: float
+    softcap: float
+    documents: Tensor | None  # (2, num_keys): start and end of each token's document
+
+    @staticmethod
+    def of(
+        q: Tensor,  # (B, T_q, H, D)
+        k: Tensor,  # (B, T_k, Hkv, D)
+        cu_seqlens: Tensor | None,
+        causal: bool,
+        window: int | None,
+        softcap: float | None,
+        scale: float,
+    ) -> Problem:
+        B, T_q, H, D = q.shape
+        T_k, Hkv = k.shape[1:3]
+        documents = None
+        if cu_seqlens is not None:
+            if cu_seqlens.device.type == "cpu":
+                check_documents(cu_seqlens, B * T_q)
+            documents = document_bounds(cu_seqlens, B * T_q)
+            B, T_q, T_k = 1, B * T_q, B * T_k
+        back, ahead = reach(causal, window)
+        return Problem(B, T_q, T_k, H, Hkv, D, back, ahead, scale, softcap or 0.0, documents)
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def block_d(self) -> int:
+        return max(16, triton.next_power_of_2(self.head_dim))  # a matrix instruction takes at least 16
+
+    @property
+    def constants(self) -> dict[str, int | float]:
+        """What the kernels are compiled for."""
+        return dict(
+            BACK=self.back,
+            AHEAD=self.ahead,
+            SCALE=self.scale,
+            SOFTCAP=self.softcap,
+            D=self.head_dim,
+            BLOCK_D=self.block_d,
+        )
+
+    def stream(self, x: Tensor) -> Tensor:  # (B, T, H, D) -> (batch, num_tokens, H, D)
+        return x if self.documents is None else x.reshape(1, -1, *x.shape[2:])

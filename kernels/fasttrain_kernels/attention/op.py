@@ -1,0 +1,197 @@
+"""The public functions, and the registered op behind them: Triton on GPUs, the blocked form on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttrain_kernels._checks import autocast_dtype, check_tensors, shape
+from fasttrain_kernels._registration import register
+from fasttrain_kernels.attention import backends, blocked, triton_backward, triton_forward
+
+
+def _fake_forward(
+    q: Tensor,  # (B, T_q, H, D)
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor | None,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    B, T, H, _ = q.shape
+    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device), torch.empty(H, B * T, dtype=lse_dtype, device=q.device)
+
+
+def _fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = (
+        torch.empty(x.shape if need else (0,), dtype=x.dtype, device=x.device)
+        for x, need in zip((q, k, v), rest[-3:], strict=True)
+    )
+    return dq, dk, dv
+
+
+_attention_backward = register(
+    "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? cu_seqlens, bool causal, "
+    "SymInt? window, float? softcap, float scale, bool need_dq, bool need_dk, bool need_dv) -> (Tensor, Tensor, Tensor)",
+    triton=triton_backward.backward,
+    cpu=blocked.backward,
+    fake=_fake_backward,
+)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, cu_seqlens, *ctx.options = inputs
+    out, lse = output
+    ctx.save_for_backward(q, k, v, out, lse, cu_seqlens)
+    ctx.mark_non_differentiable(lse)
+    ctx.set_materialize_grads(False)
+
+
+def _gradient(ctx: Any, dout: Tensor | None, _dlse: None) -> tuple[Tensor | None, ...]:
+    needed = ctx.needs_input_grad[:3]
+    if dout is None:
+        return (None,) * 8
+    q, k, v, out, lse, cu_seqlens = ctx.saved_tensors
+    grads = _attention_backward(dout, q, k, v, out, lse, cu_seqlens, *ctx.options, *needed)
+    return *(grad if need else None for grad, need in zip(grads, needed, strict=True)), *(None,) * 5
+
+
+_attention = register(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, bool causal, SymInt? window, float? softcap, float scale) "
+    "-> (Tensor, Tensor)",
+    triton=triton_forward.forward,
+    cpu=blocked.forward,
+    fake=_fake_forward,
+    backward=_gradient,
+    setup_context=_save,
+)
+
+
+def attention(
+    q: Tensor,  # (B, T_q, H, D)
+    k: Tensor,  # (B, T_k, Hkv, D)
+    v: Tensor,  # (B, T_k, Hkv, D)
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,  # (num_docs + 1,) int32
+    softcap: float | None = None,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> Tensor:  # (B, T_q, H, D)
+    """softmax(scale * q k^T) v over the keys that each query sees; H is a multiple of Hkv.
+
+    causal: a query sees no later key. With fewer queries than keys, the queries are the last positions.
+    window: a query sees keys less than `window` positions away, its own included: flash-attn's window_size=(window - 1, 0)
+        when causal, (window - 1, window - 1) otherwise.
+    cu_seqlens: documents packed in the B * T tokens: document i is tokens [cu_seqlens[i], cu_seqlens[i + 1]) of the flattened batch.
+        It rises from 0 to B * T; on a GPU the values are not read back, and so not checked.
+    softcap: logits become softcap * tanh(logit / softcap).
+    scale: D**-0.5 by default.
+    backend: "auto", "flash", "sdpa", "triton" or "blocked"; `attention_backend` says what auto picks.
+    """
+    q, k, v = _prepared(q, k, v, causal, window, cu_seqlens, softcap, scale)
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    chosen = backends.choose(backends.Request.of(q, k, cu_seqlens, causal, window, softcap), backend)
+    if chosen == "sdpa":
+        return backends.sdpa(q, k, v, causal, scale)
+    if chosen == "flash":
+        return backends.flash(q, k, v, cu_seqlens, causal, window, softcap, scale)
+    return _attention(q, k, v, cu_seqlens, causal, window, softcap, scale)[0]
+
+
+def attention_backend(
+    q: Tensor,  # (B, T_q, H, D)
+    k: Tensor,  # (B, T_k, Hkv, D)
+    v: Tensor,  # (B, T_k, Hkv, D)
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+) -> str:
+    """The backend that attention(..., backend="auto") picks for these arguments."""
+    q, k, v = _prepared(q, k, v, causal, window, cu_seqlens, softcap, scale)
+    return backends.choose(backends.Request.of(q, k, cu_seqlens, causal, window, softcap), "auto")
+
+
+def explain_attention_backend(
+    q: Tensor,  # (B, T_q, H, D)
+    k: Tensor,  # (B, T_k, Hkv, D)
+    v: Tensor,  # (B, T_k, Hkv, D)
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+) -> dict[str, str]:
+    """Every backend in auto's order of preference, with "ok" or what it cannot do."""
+    q, k, v = _prepared(q, k, v, causal, window, cu_seqlens, softcap, scale)
+    return backends.explain(backends.Request.of(q, k, cu_seqlens, causal, window, softcap))
+
+
+def _prepared(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window: int | None,
+    cu_seqlens: Tensor | None,
+    softcap: float | None,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v after the checks, in autocast's dtype where that is active."""
+    check_tensors("attention", q=q, k=k, v=v)
+    _check_shapes(q, k, v)
+    dtype = autocast_dtype(q)
+    if dtype is not None and q.dtype != torch.float64:
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    if not q.dtype == k.dtype == v.dtype:
+        raise TypeError(f"attention: q is {q.dtype}, k {k.dtype} and v {v.dtype}; cast them to one dtype")
+    if window is not None and window < 1:
+        raise ValueError(f"attention: window={window} must be at least 1, which is the query's own position, or None")
+    for name, value in (("softcap", softcap), ("scale", scale)):
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"attention: {name}={value} must be a positive number, or None")
+    if cu_seqlens is not None:
+        _check_cu_seqlens(q, k, cu_seqlens)
+    return q, k, v
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if not q.ndim == k.ndim == v.ndim == 4:
+        raise ValueError(
+            f"attention: q {shape(q)}, k {shape(k)} and v {shape(v)} must be (batch, tokens, heads, head_dim)"
+        )
+    if k.shape != v.shape:
+        raise ValueError(f"attention: k {shape(k)} and v {shape(v)} must have the same shape")
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ValueError(f"attention: q {shape(q)} and k {shape(k)} must have the same batch and head dimension")
+    if q.shape[3] == 0 or k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+        raise ValueError(
+            f"attention: the {q.shape[2]} heads of q must be a multiple of the {k.shape[2]} heads of k and v"
+        )
+
+
+def _check_cu_seqlens(q: Tensor, k: Tensor, cu_seqlens: Tensor) -> None:
+    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype != torch.int32 or cu_seqlens.ndim != 1:
+        raise TypeError(
+            "attention: cu_seqlens must be a 1-D tensor of dtype torch.int32: 0 and the end of each document"
+        )
+    if cu_seqlens.shape[0] < 2:
+        raise ValueError("attention: cu_seqlens needs at least two values, 0 and the number of tokens")
+    if cu_seqlens.device != q.device:
+        raise ValueError(
+            f"attention: q is on {q.device} and cu_seqlens on {cu_seqlens.device}; move them to one device"
+        )
+    if q.shape[1] != k.shape[1]:
+        raise ValueError(
+            f"attention: with cu_seqlens, q {shape(q)} and k {shape(k)} must have the same number of tokens"
+        )

@@ -1,0 +1,65 @@
+"""Launch tables: how large a tile a program works on, by head dimension, element size and device.
+
+Nothing here was timed. Each entry is the largest of those tried that spills no register on any target of its class and fits
+its shared memory (python -m fasttrain_kernels.testing.compiled prints the figures). Three classes of device:
+
+    wide    227 KiB of shared memory, operands read from it (sm_90, sm_100)
+    narrow  operands held in registers; tiles fit the 99 KiB of sm_86, sm_89 and sm_120, sm_80 has more
+    AMD     64 KiB, and twice the lanes per warp
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fasttrain_kernels._registration import shared_memory, warps
+
+_WIDE = 200_000  # bytes of shared memory: between sm_80's 163 KiB and sm_90's 227 KiB
+_THREADS = 256  # 4 warps of 32 spill almost everywhere: accumulators and operands of a tile fill their registers
+
+
+class Tile(NamedTuple):
+    """Rows that a program keeps, rows that it loads per step, and what the compiler is told."""
+
+    own: int
+    step: int
+    options: dict[str, int]
+
+
+def _tile(x: Tensor, own: int, step: int, num_stages: int) -> Tile:
+    return Tile(own, step, dict(num_warps=warps(_THREADS, x.device), num_stages=num_stages))
+
+
+def forward_tile(block_d: int, q: Tensor) -> Tile:
+    wide = shared_memory(q.device) >= _WIDE
+    if q.element_size() > 2:  # float32: no tensor cores, and twice the bytes
+        return _tile(q, 64 if block_d <= 64 else 32, 32, 2)
+    if block_d > 128:
+        return _tile(q, 64, 32, 2)
+    return _tile(q, 128, 64, 3 if wide or block_d <= 64 else 2)
+
+
+def query_gradient_tile(block_d: int, q: Tensor) -> Tile:
+    wide = shared_memory(q.device) >= _WIDE
+    if q.element_size() > 2:
+        return _tile(q, 64 if block_d <= 64 else 32, 32, 2 if block_d <= 64 else 1)
+    if block_d > 128:
+        return _tile(q, 64, 32, 2 if wide else 1)
+    return _tile(q, 128, 64 if wide or block_d <= 64 else 32, 2)
+
+
+def key_gradient_tile(block_d: int, q: Tensor) -> Tile:
+    wide = shared_memory(q.device) >= _WIDE
+    if q.element_size() > 2:
+        return _tile(q, 32, 32, 2 if block_d <= 64 else 1)
+    if block_d > 128:
+        return _tile(q, 32, 32, 2)
+    if block_d > 64:
+        return _tile(q, 128 if wide else 64, 32, 2)
+    return _tile(q, 128, 64 if wide else 32, 2)
+
+
+def delta_rows(block_d: int) -> int:
+    return max(1, 4096 // block_d)  # 128 threads x 4 accesses of 8 elements for each of the two inputs

@@ -1,0 +1,259 @@
+"""Flash attention backward: probabilities are recomputed from lse, and every gradient has one writer.
+
+    p = exp(logit - lse)            delta = rowsum(dout * out)
+    dv = p^T dout                   ds    = p * (dout v^T - delta) [* (1 - tanh^2) with a softcap]
+    dq = scale * ds k               dk    = scale * ds^T q
+
+Two kernels after the one for delta: the first owns a tile of keys and runs over the queries that see it, of all the heads of its
+group; the second owns a tile of queries, as forward does. Each recomputes p, which makes 7 matrix products instead of 5; in return
+there are no atomics, no second buffer for dq, and the result does not depend on the order of programs.
+
+Letters as in triton_forward.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fasttrain_kernels._registration import warps
+from fasttrain_kernels.attention.intervals import block_ranges, edge_block, interval
+from fasttrain_kernels.attention.layout import Problem, addressable
+from fasttrain_kernels.attention.tile_memory import base2_factor, capped, load_rows, store_rows
+from fasttrain_kernels.attention.tiles import delta_rows, key_gradient_tile, query_gradient_tile
+
+
+@triton.jit
+def _attention_delta_kernel(
+    dout, out, delta, dout_batch, dout_token, dout_head, out_token, delta_head, num_queries, num_tiles, num_heads,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    head = (pid % num_heads).to(tl.int64)  # neighbouring heads are neighbours in memory
+    first = pid // num_heads % num_tiles * M
+    batch = (pid // (num_heads * num_tiles)).to(tl.int64)
+    dout += batch * dout_batch + head * dout_head
+    out += batch * num_queries * out_token + head * D
+    do = load_rows(dout, first, dout_token, num_queries, M, D, BLOCK_D, True).to(tl.float32)
+    o = load_rows(out, first, out_token, num_queries, M, D, BLOCK_D, True).to(tl.float32)
+    row = first + tl.arange(0, M)
+    tl.store(delta + head * delta_head + batch * num_queries + row, tl.sum(do * o, 1), mask=row < num_queries)
+
+
+@triton.jit
+def _load_lse(lse, row, num_queries):
+    """+inf for queries that see nothing or do not exist: their probabilities are then 0, not NaN."""
+    value = tl.load(lse + row, mask=row < num_queries, other=float("inf"))
+    return tl.where(value == float("-inf"), float("inf"), value)
+
+
+@triton.jit
+def _key_gradient_block(
+    dk, dv, key, value, q, dout, lse, delta, q_token, dout_token, start, lo, hi, num_queries,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    M: tl.constexpr, NEED_DK: tl.constexpr, NEED_DV: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """One block of queries, all tiles transposed: keys down, queries across."""
+    row = start + tl.arange(0, M)
+    query = load_rows(q, start, q_token, num_queries, M, D, BLOCK_D, MASKED)
+    s = capped(tl.dot(key, tl.trans(query), input_precision="ieee"), SCALE, SOFTCAP)
+    p = tl.exp2(s * base2_factor(SCALE, SOFTCAP) - _load_lse(lse, row, num_queries)[None, :])
+    if MASKED:
+        p = tl.where((row[None, :] >= lo[:, None]) & (row[None, :] < hi[:, None]), p, 0.0)
+    do = load_rows(dout, start, dout_token, num_queries, M, D, BLOCK_D, MASKED)
+    if NEED_DV:
+        dv = tl.dot(p.to(do.dtype), do, dv, input_precision="ieee")
+    if NEED_DK:
+        dp = tl.dot(value, tl.trans(do), input_precision="ieee")
+        ds = p * (dp - tl.load(delta + row, mask=row < num_queries, other=0.0)[None, :])
+        if SOFTCAP > 0:
+            ds *= 1 - s * s
+        dk = tl.dot(ds.to(query.dtype), query, dk, input_precision="ieee")
+    return dk, dv
+
+
+@triton.jit(do_not_specialize=["num_queries", "num_keys", "num_tiles", "lse_head"])
+def _attention_key_gradient_kernel(
+    q, k, v, dout, lse, delta, dk, dv, documents,
+    q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
+    dout_batch, dout_token, dout_head, grad_token, lse_head,
+    num_queries, num_keys, num_tiles, num_kv_heads, group,
+    BACK: tl.constexpr, AHEAD: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    NEED_DK: tl.constexpr, NEED_DV: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    first = pid % num_tiles * N  # early keys, which most queries see, come first
+    kv_head = (pid // num_tiles % num_kv_heads).to(tl.int64)
+    batch = (pid // (num_tiles * num_kv_heads)).to(tl.int64)
+    key = load_rows(k + batch * k_batch + kv_head * k_head, first, k_token, num_keys, N, D, BLOCK_D, True)
+    value = load_rows(v + batch * v_batch + kv_head * v_head, first, v_token, num_keys, N, D, BLOCK_D, True)
+
+    # The same intervals with the roles of queries and keys exchanged.
+    shift = num_queries - num_keys
+    last = tl.minimum(first + N, num_keys) - 1
+    lo, hi = interval(first + tl.arange(0, N), shift, num_queries, documents, AHEAD, BACK)
+    begin, full, full_end, num_blocks = block_ranges(first, last, shift, num_queries, documents, AHEAD, BACK, M)
+    dk_acc = tl.zeros((N, BLOCK_D), tl.float32)
+    dv_acc = tl.zeros((N, BLOCK_D), tl.float32)
+    # All heads of the group in one loop, so that loads run ahead across the border between two heads.
+    q += batch * q_batch + kv_head * group * q_head
+    dout += batch * dout_batch + kv_head * group * dout_head
+    lse += kv_head * group * lse_head + batch * num_queries
+    delta += kv_head * group * lse_head + batch * num_queries
+    num_full = full_end - full
+    for i in range(0, group * num_full):
+        member = tl.cast(i // num_full, tl.int64)
+        dk_acc, dv_acc = _key_gradient_block(
+            dk_acc, dv_acc, key, value, q + member * q_head, dout + member * dout_head, lse + member * lse_head,
+            delta + member * lse_head, q_token, dout_token, begin + (full + i % num_full) * M, lo, hi, num_queries,
+            SCALE, SOFTCAP, D, BLOCK_D, M, NEED_DK, NEED_DV, False,
+        )  # fmt: skip
+    num_edges = num_blocks - num_full
+    for i in range(0, group * num_edges):
+        member = tl.cast(i // num_edges, tl.int64)
+        dk_acc, dv_acc = _key_gradient_block(
+            dk_acc, dv_acc, key, value, q + member * q_head, dout + member * dout_head, lse + member * lse_head,
+            delta + member * lse_head, q_token, dout_token, begin + edge_block(i % num_edges, full, full_end) * M,
+            lo, hi, num_queries, SCALE, SOFTCAP, D, BLOCK_D, M, NEED_DK, NEED_DV, True,
+        )  # fmt: skip
+    offset = batch * num_keys * grad_token + kv_head * D
+    if NEED_DK:
+        store_rows(dk_acc * SCALE, dk + offset, first, grad_token, num_keys, N, D, BLOCK_D)
+    if NEED_DV:
+        store_rows(dv_acc, dv + offset, first, grad_token, num_keys, N, D, BLOCK_D)
+
+
+@triton.jit
+def _query_gradient_block(
+    dq, query, do, lse, delta, k, v, k_token, v_token, start, lo, hi, num_keys,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    key = load_rows(k, start, k_token, num_keys, N, D, BLOCK_D, MASKED)
+    s = capped(tl.dot(query, tl.trans(key), input_precision="ieee"), SCALE, SOFTCAP)
+    p = tl.exp2(s * base2_factor(SCALE, SOFTCAP) - lse[:, None])
+    if MASKED:
+        j = start + tl.arange(0, N)
+        p = tl.where((j[None, :] >= lo[:, None]) & (j[None, :] < hi[:, None]), p, 0.0)
+    value = load_rows(v, start, v_token, num_keys, N, D, BLOCK_D, MASKED)
+    ds = p * (tl.dot(do, tl.trans(value), input_precision="ieee") - delta[:, None])
+    if SOFTCAP > 0:
+        ds *= 1 - s * s
+    return tl.dot(ds.to(key.dtype), key, dq, input_precision="ieee")
+
+
+@triton.jit(do_not_specialize=["num_queries", "num_keys", "num_tiles", "lse_head"])
+def _attention_query_gradient_kernel(
+    q, k, v, dout, lse, delta, dq, documents,
+    q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
+    dout_batch, dout_token, dout_head, grad_token, lse_head,
+    num_queries, num_keys, num_tiles, num_kv_heads, group,
+    BACK: tl.constexpr, AHEAD: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)  # in forward's order
+    first = (num_tiles - 1 - pid // group % num_tiles) * M
+    kv_head = (pid // (group * num_tiles) % num_kv_heads).to(tl.int64)
+    head = kv_head * group + pid % group
+    batch = (pid // (group * num_tiles * num_kv_heads)).to(tl.int64)
+    k += batch * k_batch + kv_head * k_head
+    v += batch * v_batch + kv_head * v_head
+
+    shift = num_keys - num_queries
+    last = tl.minimum(first + M, num_queries) - 1
+    row = first + tl.arange(0, M)
+    lo, hi = interval(row, shift, num_keys, documents, BACK, AHEAD)
+    begin, full, full_end, num_blocks = block_ranges(first, last, shift, num_keys, documents, BACK, AHEAD, N)
+    query = load_rows(q + batch * q_batch + head * q_head, first, q_token, num_queries, M, D, BLOCK_D, True)
+    do = load_rows(dout + batch * dout_batch + head * dout_head, first, dout_token, num_queries, M, D, BLOCK_D, True)
+    offset = head * lse_head + batch * num_queries
+    lse_rows = _load_lse(lse + offset, row, num_queries)
+    delta_rows = tl.load(delta + offset + row, mask=row < num_queries, other=0.0)
+    acc = tl.zeros((M, BLOCK_D), tl.float32)
+    for block in range(full, full_end):
+        acc = _query_gradient_block(
+            acc, query, do, lse_rows, delta_rows, k, v, k_token, v_token, begin + block * N, lo, hi, num_keys,
+            SCALE, SOFTCAP, D, BLOCK_D, N, False,
+        )  # fmt: skip
+    for i in range(0, num_blocks - (full_end - full)):
+        acc = _query_gradient_block(
+            acc, query, do, lse_rows, delta_rows, k, v, k_token, v_token,
+            begin + edge_block(i, full, full_end) * N, lo, hi, num_keys,
+            SCALE, SOFTCAP, D, BLOCK_D, N, True,
+        )  # fmt: skip
+    dq += batch * num_queries * grad_token + head * D
+    store_rows(acc * SCALE, dq, first, grad_token, num_queries, M, D, BLOCK_D)
+
+
+def _delta(dout: Tensor, out: Tensor, lse: Tensor, problem: Problem) -> Tensor:  # -> (H, B * T_q)
+    delta = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
+    if delta.numel() == 0:
+        return delta
+    rows = delta_rows(problem.block_d)
+    num_tiles = triton.cdiv(problem.num_queries, rows)
+    _attention_delta_kernel[(problem.batch * num_tiles * problem.num_heads,)](
+        *(dout, out, delta),
+        *(*dout.stride()[:3], out.stride(1), delta.stride(0), problem.num_queries, num_tiles, problem.num_heads),
+        D=problem.head_dim,
+        BLOCK_D=problem.block_d,
+        M=rows,
+        num_warps=warps(128, dout.device),
+    )
+    return delta
+
+
+def backward(
+    dout: Tensor,  # (B, T_q, H, D)
+    q: Tensor,  # (B, T_q, H, D)
+    k: Tensor,  # (B, T_k, Hkv, D)
+    v: Tensor,  # (B, T_k, Hkv, D)
+    out: Tensor,  # (B, T_q, H, D)
+    lse: Tensor,  # (H, B * T_q)
+    cu_seqlens: Tensor | None,  # (num_docs + 1,)
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    scale: float,
+    need_dq: bool,
+    need_dk: bool,
+    need_dv: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # as q, k, v; empty where not needed
+    """The gradients by the Triton kernels."""
+    dq, dk, dv = (
+        torch.empty(x.shape if need else (0,), dtype=x.dtype, device=x.device)
+        for x, need in ((q, need_dq), (k, need_dk), (v, need_dv))
+    )
+    problem = Problem.of(q, k, cu_seqlens, causal, window, softcap, scale)
+    dout, q, k, v, out = (addressable(problem.stream(x)) for x in (dout, q, k, v, out))
+    delta = _delta(dout, out, lse, problem) if need_dq or need_dk else lse  # dv does without it
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
+    sizes = (problem.num_queries, problem.num_keys)
+    if dk.numel() or dv.numel():
+        tile = key_gradient_tile(problem.block_d, q)
+        num_tiles = triton.cdiv(problem.num_keys, tile.own)
+        _attention_key_gradient_kernel[(problem.batch * problem.num_kv_heads * num_tiles,)](
+            *(q, k, v, dout, lse, delta, dk, dv, problem.documents),
+            *(*strides, problem.num_kv_heads * problem.head_dim, lse.stride(0)),
+            *(*sizes, num_tiles, problem.num_kv_heads, problem.group),
+            **problem.constants,
+            M=tile.step,
+            N=tile.own,
+            NEED_DK=need_dk,
+            NEED_DV=need_dv,
+            **tile.options,
+        )
+    if dq.numel():
+        tile = query_gradient_tile(problem.block_d, q)
+        num_tiles = triton.cdiv(problem.num_queries, tile.own)
+        _attention_query_gradient_kernel[(problem.batch * problem.num_heads * num_tiles,)](
+            *(q, k, v, dout, lse, delta, dq, problem.documents),
+            *(*strides, problem.num_heads * problem.head_dim, lse.stride(0)),
+            *(*sizes, num_tiles, problem.num_kv_heads, problem.group),
+            **problem.constants,
+            M=tile.own,
+            N=tile.step,
+            **tile.options,
+        )
+    return dq, dk, dv

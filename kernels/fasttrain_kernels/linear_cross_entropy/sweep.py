@@ -1,0 +1,130 @@
+"""The loop over chunks of tokens: logits, their gradient in place, and the two matmuls that consume it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from fasttrain_kernels.linear_cross_entropy.rows import Options, rows_torch, rows_triton
+
+# Rows of a chunk. A chunk re-reads and re-writes dweight, so it must be long enough for its matmuls to outweigh that:
+# on an H100 about 1,200 rows, whatever H and V are. In bf16 the byte budget only binds for V beyond 131,072.
+_TRITON_ROWS = 4096
+_TRITON_BYTES = 1 << 30
+# A CPU breaks even far earlier: 256 rows take 2% more time than 512, and half the memory.
+_CPU_ROWS = 256
+_CPU_BYTES = 64 << 20
+_ROW_MULTIPLE = 128  # of a chunk, so that matmul tiles are full
+# float16 holds nothing below 6e-8, and most gradients of logits are smaller than 1 / V. They are formed in units of the
+# batch's largest coefficient, times this; what remains up to the largest float16, a factor of 64, is for z-loss.
+_FLOAT16_GAIN = 1024.0
+
+
+class Swept(NamedTuple):
+    """Per-token results, and gradients to be multiplied by `unit`; empty where they were not asked for."""
+
+    rows: tuple[Tensor, ...]  # (M,) each: loss, and with statistics lse, entropy, correct
+    dhidden: Tensor  # (M, H) float32
+    dweight: Tensor  # (V, H) float32
+    unit: Tensor  # () float32
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of losses, gradients in flight, and all arithmetic of the CPU form."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def sweep(
+    hidden: Tensor,  # (M, H)
+    weight: Tensor,  # (V, H)
+    target: Tensor,  # (M,)
+    options: Options,
+    *,
+    use_triton: bool,
+    coef: Tensor | None = None,  # (M,) factor of each token's gradient; zero where the target is ignored
+    need_dhidden: bool = False,
+    need_dweight: bool = False,
+    stats: bool = False,
+) -> Swept:
+    """Loss of every token and, if needed, the gradients of sum(coef * loss)."""
+    M, H = hidden.shape
+    V = weight.shape[0]
+    wide = wide_dtype(hidden.dtype)
+    compute = hidden.dtype if use_triton else wide
+    hidden, weight, target = hidden.to(compute), weight.to(compute), target.contiguous()
+    if not (need_dhidden or need_dweight):
+        coef = None
+    unit = torch.ones((), dtype=wide, device=hidden.device)
+    if coef is not None and compute == torch.float16:
+        coef, unit = _in_units_of_the_largest(coef)
+
+    dhidden = torch.empty(M if need_dhidden else 0, H, dtype=wide, device=hidden.device)
+    dweight = torch.empty(V if need_dweight else 0, H, dtype=wide, device=hidden.device)
+    if M == 0:
+        dweight.zero_()  # otherwise the first chunk writes it
+    # In training the logits' memory takes their gradient, an operand of the next matmuls. Statistics keep them precise.
+    logits_dtype = wide if stats else compute
+    chunk_rows = rows_per_chunk(M, V, logits_dtype.itemsize, use_triton)
+    buffer = torch.empty(chunk_rows, triton.cdiv(V, 16) * 16, dtype=logits_dtype, device=hidden.device)
+    results = []
+    for chunk in _chunks(M, chunk_rows):
+        h = hidden[chunk]
+        padded = buffer[: h.shape[0]]
+        logits = padded[:, :V]
+        _matmul(h, weight.t(), out=logits)
+        row_work = rows_triton if use_triton else rows_torch
+        results.append(row_work(padded, V, target[chunk], coef[chunk] if coef is not None else None, options, stats))
+        if need_dhidden:
+            _matmul(logits, weight, out=dhidden[chunk])
+        if need_dweight:
+            _matmul(logits.t(), h, out=dweight, accumulate=chunk.start > 0)
+    return Swept(_joined(results, wide, stats, hidden.device), dhidden, dweight, unit)
+
+
+def rows_per_chunk(M: int, V: int, itemsize: int, use_triton: bool) -> int:
+    """Equal chunks, each a multiple of _ROW_MULTIPLE and within the limits above; no longer than all tokens."""
+    most, budget = (_TRITON_ROWS, _TRITON_BYTES) if use_triton else (_CPU_ROWS, _CPU_BYTES)
+    most = max(min(most, budget // (V * itemsize)) // _ROW_MULTIPLE, 1) * _ROW_MULTIPLE
+    even = triton.cdiv(M, max(triton.cdiv(M, most), 1))
+    return min(triton.cdiv(even, _ROW_MULTIPLE) * _ROW_MULTIPLE, M)
+
+
+def _chunks(M: int, chunk_rows: int) -> Iterator[slice]:
+    for start in range(0, M, max(chunk_rows, 1)):
+        yield slice(start, min(start + chunk_rows, M))
+
+
+def _in_units_of_the_largest(coef: Tensor) -> tuple[Tensor, Tensor]:
+    largest = coef.abs().max() if coef.numel() else coef.new_zeros(())
+    unit = torch.where(largest == 0, 1, largest) / _FLOAT16_GAIN
+    return coef / unit, unit
+
+
+def _matmul(a: Tensor, b: Tensor, *, out: Tensor, accumulate: bool = False) -> None:
+    """out = a @ b or out += a @ b, summed and delivered in out's dtype, which may be wider than that of a and b."""
+    if a.dtype == out.dtype:
+        torch.addmm(out, a, b, out=out) if accumulate else torch.mm(a, b, out=out)
+    elif a.is_cuda and torch.version.hip is None:  # tensor cores take 16-bit operands and deliver their float32 sums
+        if accumulate:
+            torch.addmm(out, a, b, out_dtype=out.dtype, out=out)
+        else:
+            torch.mm(a, b, out_dtype=out.dtype, out=out)
+    elif (
+        a.is_cuda and a.dtype == torch.bfloat16
+    ):  # ROCm's BLAS delivers bf16: a chunk is rounded, the sum of chunks not
+        out.add_(a @ b) if accumulate else out.copy_(a @ b)
+    else:
+        _matmul(a.to(out.dtype), b.to(out.dtype), out=out, accumulate=accumulate)
+
+
+def _joined(
+    results: list[tuple[Tensor, ...]], wide: torch.dtype, stats: bool, device: torch.device
+) -> tuple[Tensor, ...]:
+    if not results:
+        dtypes = (wide, wide, wide, torch.bool) if stats else (wide,)
+        return tuple(torch.empty(0, dtype=dtype, device=device) for dtype in dtypes)
+    return results[0] if len(results) == 1 else tuple(map(torch.cat, zip(*results, strict=True)))

@@ -1,0 +1,436 @@
+"""Root-mean-square norm over the last dimension, alone and fused with the addition of a residual stream.
+
+    rstd = 1 / sqrt(mean(x^2) + eps)        xhat = x * rstd        out = xhat * (offset + weight)
+    g    = dout * (offset + weight)
+    dx   = rstd * (g - xhat * mean(g * xhat))                      dweight = sum over rows of dout * xhat
+
+`add_rms_norm` norms total = x + residual, rounded, and returns total as the new residual stream. Both summands have the
+gradient dx + dtotal, written once.
+
+Rounding follows the models: without offset as Llama and Qwen3 do it (xhat is rounded to x.dtype, then multiplied by weight
+and rounded again), with offset as Gemma does it (everything in float32, rounded once).
+
+Bytes per element of x, in units of the element size: rms_norm reads 1 and writes 1, backward reads 2 and writes 1; add_rms_norm
+reads 2 and writes 2, backward reads 3 and writes 1. Only rstd is saved beside tensors that exist anyway. A program stays
+for many rows, so that weight is read, and its part of dweight written, once per program; a second kernel adds the parts
+up in a fixed order.
+
+M rows, N features, P programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fasttrain_kernels._checks import check_tensors, rows, shape, wide
+from fasttrain_kernels._registration import multiprocessor_count, register
+
+_WIDEST = 16384  # features of a row that the registers of one program hold; wider rows take the plain torch form
+
+
+def rms_norm_reference(
+    x: Tensor,  # (..., N)
+    weight: Tensor | None = None,  # (N,)
+    *,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+) -> Tensor:  # (..., N)
+    """The specification: float32 inside, rounded as Llama and Qwen3 do (or, with an offset, as Gemma does)."""
+    xhat = wide(x) * torch.rsqrt(wide(x).square().mean(-1, keepdim=True) + eps)
+    if weight is None:
+        return xhat.to(x.dtype)
+    if offset == 0:
+        xhat = wide(xhat.to(x.dtype))
+    return (xhat * (offset + wide(weight))).to(x.dtype)
+
+
+def add_rms_norm_reference(
+    x: Tensor,  # (..., N)
+    residual: Tensor,  # (..., N)
+    weight: Tensor | None,  # (N,)
+    *,
+    eps: float = 1e-6,
+) -> tuple[Tensor, Tensor]:  # (..., N), (..., N)
+    """The specification: the sum rounded to the dtype of the stream, and the norm of that."""
+    total = x + residual
+    return rms_norm_reference(total, weight, eps=eps), total
+
+
+# Arguments that may be None (residual, weight, dtotal, dx, partials) select the variant at compile time.
+
+
+@triton.jit
+def _load_weight(weight, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    # A tile of which only the first row is loaded. A plain load of (1, BLOCK) would be laid out over the threads differently
+    # from the (ROWS, BLOCK) tiles that it is multiplied with, and every iteration would exchange data to make them agree.
+    col = tl.arange(0, BLOCK)[None, :]
+    first = (tl.arange(0, ROWS) == 0)[:, None] & (col < N)
+    tile = tl.load(weight + tl.zeros([ROWS, 1], tl.int32) + col, mask=first, other=0)
+    return tl.sum(tile.to(tl.float32), axis=0)[None, :]
+
+
+@triton.jit
+def _rms_norm_fwd_kernel(
+    x,
+    residual,
+    weight,
+    out,
+    total,
+    rstd,
+    x_stride,
+    residual_stride,
+    M,
+    N,
+    EPS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    col = tl.arange(0, BLOCK)[None, :]
+    if weight is not None:
+        scale = OFFSET + _load_weight(weight, N, ROWS, BLOCK)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(M, ROWS), tl.num_programs(0), num_stages=STAGES):
+        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        inside = (row < M)[:, None] & (col < N)
+        h = tl.load(x + (row * x_stride)[:, None] + col, mask=inside, other=0).to(tl.float32)
+        if residual is not None:
+            h += tl.load(residual + (row * residual_stride)[:, None] + col, mask=inside, other=0).to(tl.float32)
+            rounded = h.to(total.dtype.element_ty)
+            tl.store(total + (row * N)[:, None] + col, rounded, mask=inside)
+            h = rounded.to(tl.float32)
+        r = tl.rsqrt(tl.sum(h * h, axis=1) / N + EPS)
+        tl.store(rstd + row, r, mask=row < M)
+        y = h * r[:, None]
+        if weight is not None:
+            if OFFSET == 0:
+                y = y.to(out.dtype.element_ty).to(tl.float32)
+            y *= scale
+        tl.store(out + (row * N)[:, None] + col, y.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rms_norm_bwd_kernel(
+    dout,
+    dtotal,
+    x,
+    weight,
+    rstd,
+    dx,
+    partials,
+    dout_stride,
+    dtotal_stride,
+    x_stride,
+    M,
+    N,
+    OFFSET: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    col = tl.arange(0, BLOCK)[None, :]
+    if weight is not None:
+        scale = OFFSET + _load_weight(weight, N, ROWS, BLOCK)
+    if partials is not None:
+        dweight = tl.zeros([ROWS, BLOCK], tl.float32)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(M, ROWS), tl.num_programs(0), num_stages=STAGES):
+        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        inside = (row < M)[:, None] & (col < N)
+        r = tl.load(rstd + row, mask=row < M, other=0)[:, None]
+        xhat = tl.load(x + (row * x_stride)[:, None] + col, mask=inside, other=0).to(tl.float32) * r
+        g = tl.load(dout + (row * dout_stride)[:, None] + col, mask=inside, other=0).to(tl.float32)
+        if partials is not None:
+            dweight += g * xhat
+        if dx is not None:
+            if weight is not None:
+                g *= scale
+            d = r * (g - xhat * (tl.sum(g * xhat, axis=1) / N)[:, None])
+            if dtotal is not None:
+                d += tl.load(dtotal + (row * dtotal_stride)[:, None] + col, mask=inside, other=0).to(tl.float32)
+            tl.store(dx + (row * N)[:, None] + col, d.to(dx.dtype.element_ty), mask=inside)
+    if partials is not None:
+        here = tl.program_id(0).to(tl.int64) * N + tl.arange(0, BLOCK)
+        tl.store(partials + here, tl.sum(dweight, axis=0), mask=tl.arange(0, BLOCK) < N)
+
+
+@triton.jit
+def _sum_partials_kernel(partials, dweight, P, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros([ROWS, BLOCK], tl.float32)
+    for first in range(0, P, ROWS):
+        row = first + tl.arange(0, ROWS)
+        inside = (row < P)[:, None] & (col < N)[None, :]
+        acc += tl.load(partials + row.to(tl.int64)[:, None] * N + col[None, :], mask=inside, other=0)
+    tl.store(dweight + col, tl.sum(acc, axis=0).to(dweight.dtype.element_ty), mask=col < N)
+
+
+def _launch_options(
+    M: int,
+    N: int,
+    loaded: list[Tensor],  # what each iteration reads
+    *,
+    min_rows: int,  # for each program, unless that leaves multiprocessors idle
+    max_warps: int,  # on a multiprocessor; more would not fit its registers
+) -> tuple[tuple[int], dict[str, int]]:
+    """Grid and options of a launch whose programs stay for many rows."""
+    block = triton.next_power_of_2(N)
+    tile_rows = max(1, 8192 // (block * loaded[0].element_size()))
+    # 16 bf16 or 8 float32 per thread, two 128-bit accesses, and no spills up to N = 8192 (backward at 16,384 spills a few
+    # registers). Not 32 warps: the 64 lanes of AMD's would exceed 1,024 threads.
+    num_warps = 8 if block <= 4096 else 16
+    # Bytes in flight hide the latency of memory: 32 KB for each multiprocessor of an H100. So the next tiles are copied to
+    # shared memory while this one is computed. Two programs with 48 KB each fit the smallest shared memory (sm_86).
+    tile_bytes = sum(tensor.element_size() for tensor in loaded) * tile_rows * block
+    stages = 3 if tile_bytes <= 24 * 1024 else 2 if tile_bytes <= 48 * 1024 else 1
+    sms = multiprocessor_count(loaded[0].device)
+    per_sm = min(max_warps // num_warps, max(1, M // (min_rows * sms)))
+    options = {"ROWS": tile_rows, "BLOCK": block, "STAGES": stages, "num_warps": num_warps}
+    return (min(triton.cdiv(M, tile_rows), sms * per_sm),), options
+
+
+def _forward(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, offset: float
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    if x.shape[-1] > _WIDEST:
+        return _forward_torch(x, residual, weight, eps, offset)
+    out, rstd = _empty_outputs(x)
+    total = None if residual is None else torch.empty_like(out)
+    if x.numel() == 0:
+        return out, total, rstd.fill_(torch.nan)  # the mean of nothing; rstd has elements where N = 0
+    x, residual = rows(x), None if residual is None else rows(residual)
+    M, N = x.shape
+    # 16 rows: reading weight once per program then adds at most 1/32 to what the rows move.
+    grid, options = _launch_options(M, N, [x] if residual is None else [x, residual], min_rows=16, max_warps=32)
+    _rms_norm_fwd_kernel[grid](
+        *(x, residual, None if weight is None else weight.contiguous(), out, total, rstd),
+        *(x.stride(0), 0 if residual is None else residual.stride(0), M, N),
+        EPS=eps,
+        OFFSET=offset,
+        **options,
+    )
+    return out, total, rstd
+
+
+def _backward(
+    dout: Tensor,
+    dtotal: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    rstd: Tensor,
+    offset: float,
+    need_dx: bool,
+    need_dweight: bool,
+) -> tuple[Tensor, Tensor]:
+    if x.shape[-1] > _WIDEST:
+        return _backward_torch(dout, dtotal, x, weight, rstd, offset, need_dx, need_dweight)
+    dx, dweight = _empty_grads(x, weight, need_dx, need_dweight)
+    if x.numel() == 0:
+        return dx, dweight.zero_()
+    dout, dtotal, x = rows(dout), None if dtotal is None else rows(dtotal), rows(x)
+    M, N = x.shape
+    # With dweight, a program reads weight, writes a row of float32, and that is read again: 10 bytes per column beside at
+    # least 6 per row and column, so that 48 rows keep it below 4 %.
+    loaded = [dout, x] if dtotal is None else [dout, x, dtotal]
+    grid, options = _launch_options(M, N, loaded, min_rows=48 if need_dweight else 16, max_warps=16)
+    partials = torch.empty(grid[0], N, dtype=torch.float32, device=x.device) if need_dweight else None
+    _rms_norm_bwd_kernel[grid](
+        *(dout, dtotal, x, None if weight is None else weight.contiguous(), rstd, dx if need_dx else None, partials),
+        *(dout.stride(0), 0 if dtotal is None else dtotal.stride(0), x.stride(0), M, N),
+        OFFSET=offset,
+        **options,
+    )
+    if need_dweight:
+        block = 32  # narrow: 128 bytes per row, so that many multiprocessors share the work
+        _sum_partials_kernel[(triton.cdiv(N, block),)](partials, dweight, grid[0], N, ROWS=32, BLOCK=block, num_warps=4)
+    return dx, dweight
+
+
+def _forward_torch(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, offset: float
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The same in torch operations: the CPU form. Rounds as the reference does, with one buffer of float32."""
+    total = None if residual is None else (x + residual).contiguous()
+    h = wide(x if total is None else total).contiguous()
+    buffer = h.square()
+    rstd = torch.rsqrt(buffer.mean(-1, keepdim=True) + eps)
+    xhat = torch.mul(h, rstd, out=buffer)
+    if weight is None:
+        out = xhat.to(x.dtype)
+    elif offset == 0:
+        out = xhat.to(x.dtype).mul_(weight)
+    else:
+        out = xhat.mul_(offset + wide(weight)).to(x.dtype)
+    return out, total, rstd.squeeze(-1)
+
+
+def _backward_torch(
+    dout: Tensor,
+    dtotal: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    rstd: Tensor,
+    offset: float,
+    need_dx: bool,
+    need_dweight: bool,
+) -> tuple[Tensor, Tensor]:
+    dx, dweight = _empty_grads(x, weight, need_dx, need_dweight)
+    g, rstd = wide(dout), rstd.unsqueeze(-1)
+    xhat = wide(x) * rstd
+    product = g * xhat
+    if need_dweight:
+        dweight.copy_(product.flatten(0, -2).sum(0))
+    if need_dx:
+        if weight is not None:
+            scale = offset + wide(weight)
+            g, product = g * scale, product.mul_(scale)
+        d = torch.addcmul(g, xhat, product.mean(-1, keepdim=True), value=-1).mul_(rstd)
+        dx.copy_(d if dtotal is None else d.add_(dtotal))
+    return dx, dweight
+
+
+def _empty_outputs(x: Tensor) -> tuple[Tensor, Tensor]:  # out, rstd
+    wide_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return (
+        torch.empty(x.shape, dtype=x.dtype, device=x.device),
+        torch.empty(x.shape[:-1], dtype=wide_dtype, device=x.device),
+    )
+
+
+def _empty_grads(x: Tensor, weight: Tensor | None, need_dx: bool, need_dweight: bool) -> tuple[Tensor, Tensor]:
+    like = x if weight is None else weight
+    return (
+        torch.empty(x.shape if need_dx else (0,), dtype=x.dtype, device=x.device),
+        torch.empty(like.shape if need_dweight else (0,), dtype=like.dtype, device=x.device),
+    )
+
+
+def _plain(launch: Callable[..., tuple[Tensor, Tensor | None, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A forward without a residual stream, as the op rms_norm returns it."""
+
+    def forward(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+        out, _, rstd = launch(x, None, weight, eps, offset)
+        return out, rstd
+
+    return forward
+
+
+_rms_norm_backward = register(
+    "rms_norm_backward(Tensor dout, Tensor x, Tensor? weight, Tensor rstd, float offset, bool need_dx, "
+    "bool need_dweight) -> (Tensor, Tensor)",
+    triton=lambda dout, *rest: _backward(dout, None, *rest),
+    cpu=lambda dout, *rest: _backward_torch(dout, None, *rest),
+    fake=lambda dout, x, weight, rstd, offset, *needs: _empty_grads(x, weight, *needs),
+)
+_add_rms_norm_backward = register(
+    "add_rms_norm_backward(Tensor dnormed, Tensor? dtotal, Tensor total, Tensor? weight, Tensor rstd, bool need_dx, "
+    "bool need_dweight) -> (Tensor, Tensor)",
+    triton=lambda dnormed, dtotal, total, weight, rstd, *needs: _backward(
+        dnormed, dtotal, total, weight, rstd, 0.0, *needs
+    ),
+    cpu=lambda dnormed, dtotal, total, weight, rstd, *needs: _backward_torch(
+        dnormed, dtotal, total, weight, rstd, 0.0, *needs
+    ),
+    fake=lambda dnormed, dtotal, total, weight, rstd, *needs: _empty_grads(total, weight, *needs),
+)
+
+
+def _save_for_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, _, offset = inputs
+    _, rstd = output
+    ctx.save_for_backward(x, weight, rstd)
+    ctx.offset = offset
+    ctx.mark_non_differentiable(rstd)
+    ctx.set_materialize_grads(False)
+
+
+def _rms_norm_gradients(ctx: Any, dout: Tensor | None, drstd: None) -> tuple[Tensor | None, ...]:
+    need_dx, need_dweight = ctx.needs_input_grad[:2]
+    if dout is None:
+        return None, None, None, None
+    x, weight, rstd = ctx.saved_tensors
+    dx, dweight = _rms_norm_backward(dout, x, weight, rstd, ctx.offset, need_dx, need_dweight)
+    return dx if need_dx else None, dweight if need_dweight else None, None, None
+
+
+def _save_for_add_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    _, total, rstd = output
+    ctx.save_for_backward(total, inputs[2], rstd)
+    ctx.mark_non_differentiable(rstd)
+    ctx.set_materialize_grads(False)
+
+
+def _add_rms_norm_gradients(
+    ctx: Any, dnormed: Tensor | None, dtotal: Tensor | None, drstd: None
+) -> tuple[Tensor | None, ...]:
+    need_x, need_residual, need_dweight = ctx.needs_input_grad[:3]
+    d, dweight = dtotal, None  # where only the new residual stream has been used, its gradient passes through
+    if dnormed is not None:
+        need_d = need_x or need_residual
+        d, dweight = _add_rms_norm_backward(dnormed, dtotal, *ctx.saved_tensors, need_d, need_dweight)
+    return d if need_x else None, d if need_residual else None, dweight if need_dweight else None, None
+
+
+_rms_norm = register(
+    "rms_norm(Tensor x, Tensor? weight, float eps, float offset) -> (Tensor, Tensor)",
+    triton=_plain(_forward),
+    cpu=_plain(_forward_torch),
+    fake=lambda x, weight, eps, offset: _empty_outputs(x),
+    backward=_rms_norm_gradients,
+    setup_context=_save_for_rms_norm,
+)
+_add_rms_norm = register(
+    "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps) -> (Tensor, Tensor, Tensor)",
+    triton=lambda x, residual, weight, eps: _forward(x, residual, weight, eps, 0.0),
+    cpu=lambda x, residual, weight, eps: _forward_torch(x, residual, weight, eps, 0.0),
+    fake=lambda x, residual, weight, eps: (torch.empty(x.shape, dtype=x.dtype, device=x.device), *_empty_outputs(x)),
+    backward=_add_rms_norm_gradients,
+    setup_context=_save_for_add_rms_norm,
+)
+
+
+def _check(op: str, x: Tensor, weight: Tensor | None) -> None:
+    if x.dim() == 0:
+        raise ValueError(f"{op}: x () has no dimension to norm over; give it at least one")
+    if weight is not None and weight.shape != x.shape[-1:]:
+        raise ValueError(
+            f"{op}: weight {shape(weight)} must have the shape ({x.shape[-1]},) of the last dimension of x"
+        )
+
+
+def rms_norm(
+    x: Tensor,  # (..., N)
+    weight: Tensor | None = None,  # (N,), of any floating dtype
+    *,
+    eps: float = 1e-6,
+    offset: float = 0.0,  # 1.0: Gemma's convention, weight around 0
+) -> Tensor:  # (..., N), in x.dtype
+    """x / sqrt(mean(x^2) + eps) * (offset + weight) over the last dimension, in one pass."""
+    check_tensors("rms_norm", x=x, weight=weight)
+    _check("rms_norm", x, weight)
+    if weight is None and offset != 0:
+        raise ValueError(f"rms_norm: offset {offset} is added to a weight, and weight is None; pass one or drop offset")
+    return _rms_norm(x, weight, eps, offset)[0]
+
+
+def add_rms_norm(
+    x: Tensor,  # (..., N)
+    residual: Tensor,  # (..., N)
+    weight: Tensor | None,  # (N,), of any floating dtype
+    *,
+    eps: float = 1e-6,
+) -> tuple[Tensor, Tensor]:  # (..., N), (..., N)
+    """(rms_norm(x + residual, weight), x + residual), in one pass: the norm, and the new residual stream."""
+    check_tensors("add_rms_norm", x=x, residual=residual, weight=weight)
+    if x.shape != residual.shape:
+        raise ValueError(f"add_rms_norm: x {shape(x)} and residual {shape(residual)} must have the same shape")
+    if x.dtype != residual.dtype:
+        raise TypeError(f"add_rms_norm: x is {x.dtype} and residual {residual.dtype}; cast them to one dtype")
+    _check("add_rms_norm", x, weight)
+    normed, total, _ = _add_rms_norm(x, residual, weight, eps)
+    return normed, total

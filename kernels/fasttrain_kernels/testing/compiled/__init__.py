@@ -1,0 +1,14 @@
+"""Kernels compiled ahead of time, without a GPU: registers, spills, shared memory, occupancy and instructions.
+
+    with record("sm_90") as launches:
+        swiglu(torch.empty(8192, 14336, dtype=torch.bfloat16), torch.empty(8192, 14336, dtype=torch.bfloat16))
+    for facts in launches.facts:
+        print(facts.kernel, facts.registers, facts.spills, facts.occupancy, facts.loads)
+
+`python -m fasttrain_kernels.testing.compiled` prints the table for every kernel that fasttrain ships.
+"""
+
+from fasttrain_kernels.testing.compiled.facts import Facts
+from fasttrain_kernels.testing.compiled.recording import RecordedLaunch, RecordedLaunches, record
+
+__all__ = ["Facts", "RecordedLaunch", "RecordedLaunches", "record"]

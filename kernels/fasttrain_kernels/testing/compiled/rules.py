@@ -1,0 +1,130 @@
+"""What a shipped kernel must satisfy on every target, and what counts as worse than the stored figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import triton
+
+from fasttrain_kernels.testing.compiled.facts import Facts
+from fasttrain_kernels.testing.compiled.survey import Row
+
+STORED = Path("bench/results/compiled.json")  # in the repository
+REGISTER_MARGIN = 8  # the hardware allocates registers in units of eight
+
+# Kernels of these ops move their tensors in 128-bit accesses; attention is bound by its matrix multiplications.
+STREAMING = ("rms_norm", "add_rms_norm", "qk_norm_rope", "swiglu", "linear_cross_entropy")
+# Of the global bytes of a kernel, counted by instructions. If one of five bulk tensors moves in narrow accesses, it is
+# 0.8; what is below 1 otherwise are tables that all rows share.
+WIDE_SHARE = 0.9
+
+# Deliberate exceptions, with their reason: kernel -> (targets, reason).
+ALLOWED_SPILLS: dict[str, tuple[tuple[str, ...], str]] = {}
+ALLOWED_NARROW: dict[str, tuple[tuple[str, ...], str]] = {}
+
+
+def problems(row: Row) -> list[str]:
+    """What is wrong with a kernel, whatever it was before."""
+    if row.facts is None:
+        return [row.error]
+    facts, found = row.facts, []
+    if facts.spills and not _allowed(ALLOWED_SPILLS, facts):
+        found.append(
+            f"spills {facts.spill_stores} B and reloads {facts.spill_loads} B per lane, {facts.loop_spills} B in loops"
+        )
+    if not facts.fits:
+        found.append(
+            f"does not fit: {facts.shared:,} B of shared memory (limit {facts.limits.shared_per_block:,}), "
+            f"{facts.tensor_memory} columns of tensor memory, {facts.num_warps} warps"
+        )
+    narrow = facts.narrow_bulk and facts.wide_share < WIDE_SHARE
+    if row.op in STREAMING and narrow and not _allowed(ALLOWED_NARROW, facts):
+        found.append(
+            f"moves only {facts.wide_share:.0%} of its global bytes in 128-bit accesses (loads {facts.loads}, copies "
+            f"{facts.copies}, stores {facts.stores})"
+        )
+    if facts.dots and row.case.startswith(("bf16", "fp16")) and not facts.matrix:
+        found.append("multiplies matrices without tensor cores")
+    return found
+
+
+def regressions(row: Row, stored: Facts) -> list[str]:
+    """Where a kernel is worse than its stored figures."""
+    assert row.facts is not None
+    now, found = row.facts, []
+
+    def worse(what: str, then: object, is_now: object) -> None:
+        found.append(f"{what} was {then} and is {is_now}")
+
+    if now.registers > stored.registers + REGISTER_MARGIN:
+        worse("registers", stored.registers, now.registers)
+    if now.spill_stores + now.spill_loads > stored.spill_stores + stored.spill_loads:
+        worse("spilled bytes", stored.spill_stores + stored.spill_loads, now.spill_stores + now.spill_loads)
+    if now.shared > stored.shared:
+        worse("shared memory", stored.shared, now.shared)
+    if now.occupancy.warps < stored.occupancy.warps:
+        worse("resident warps", stored.occupancy.warps, now.occupancy.warps)
+    if now.wide_share < stored.wide_share - 0.005:
+        worse("share of 128-bit accesses", f"{stored.wide_share:.0%}", f"{now.wide_share:.0%}")
+    if stored.matrix and set(now.matrix) != set(stored.matrix):
+        worse("matrix instructions", sorted(stored.matrix), sorted(now.matrix))
+    return found
+
+
+def _allowed(table: dict[str, tuple[tuple[str, ...], str]], facts: Facts) -> bool:
+    return facts.kernel in table and facts.target in table[facts.kernel][0]
+
+
+# Stored figures
+
+Figures = dict[str, dict[str, dict[str, dict[str, Any]]]]  # target -> op -> key -> facts
+
+
+def figures(rows: Iterable[Row]) -> Figures:
+    """Rows as nested plain data; facts that are zero or empty are left out."""
+    found: Figures = {}
+    for row in rows:
+        if row.facts is not None:
+            facts = {k: v for k, v in asdict(row.facts).items() if v and k not in ("kernel", "target")}
+            found.setdefault(row.target, {}).setdefault(row.op, {})[row.key] = facts
+    return found
+
+
+def stored_facts(row: Row, stored: Figures) -> Facts | None:
+    """The stored figures of a row's kernel, if there are any."""
+    plain = stored.get(row.target, {}).get(row.op, {}).get(row.key)
+    if plain is None or row.facts is None:
+        return None
+    values: dict[str, Any] = {f.name: {} if str(f.type).startswith("dict") else 0 for f in fields(Facts)}
+    for name, value in plain.items():
+        by_width = isinstance(value, dict) and name != "matrix"
+        values[name] = {int(bits): n for bits, n in value.items()} if by_width else value
+    return Facts(**{**values, "kernel": row.facts.kernel, "target": row.target})
+
+
+def read(path: Path) -> tuple[str, Figures]:
+    """The Triton version that the figures hold for, and the figures."""
+    content = json.loads(path.read_text())
+    return content["triton"], content["targets"]
+
+
+def write(path: Path, found: Figures) -> None:
+    """One kernel a line, sorted, so that a diff shows which kernel changed."""
+    lines = [f'{{"triton": {json.dumps(triton.__version__)}, "targets": {{']
+    for target in sorted(found):
+        lines.append(f'"{target}": {{')
+        for op in sorted(found[target]):
+            lines.append(f'  "{op}": {{')
+            kernels = sorted(found[target][op].items())
+            lines += [f"    {json.dumps(key)}: {json.dumps(facts, sort_keys=True)}," for key, facts in kernels]
+            lines[-1] = lines[-1][:-1]
+            lines.append("  },")
+        lines[-1] = "  }"
+        lines.append("},")
+    lines[-1] = "}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([*lines, "}}", ""]))

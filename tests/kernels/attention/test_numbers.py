@@ -1,0 +1,214 @@
+"""Depth 1: the Triton kernels in the interpreter against the reference in float64, with eager attention as the measure."""
+
+import pytest
+import torch
+
+from fasttrain_kernels.attention import attention, attention_reference
+from fasttrain_kernels.attention.layout import addressable
+from fasttrain_kernels.attention.tiles import key_gradient_tile, query_gradient_tile
+from fasttrain_kernels.testing import assert_accurate, interpret
+
+CASES = {
+    "less than a tile": (dict(queries=63, heads=2, kv_heads=2), {}),
+    "trap 13: batch 2, 3 heads per key head, ragged length": (dict(batch=2, queries=200, heads=3), {}),
+    "trap 13: 5 heads per key head": (dict(queries=70, heads=10, kv_heads=2), {}),
+    "bidirectional": (dict(queries=200, dim=64), dict(causal=False)),
+    "head dimension 80": (dict(dim=80), {}),
+    "head dimension 128": (dict(dim=128), dict(scale=0.2)),
+    "window": (dict(queries=300, heads=1), dict(window=50)),
+    "window in both directions": (dict(queries=200), dict(causal=False, window=30)),
+    "window across several blocks": (dict(queries=300, heads=1), dict(causal=False, window=140)),
+    "softcap": (dict(queries=200), dict(softcap=2.0, scale=0.5)),
+    "fewer queries than keys": (dict(batch=2, queries=63, keys=200), {}),
+    "one query, the last": (dict(queries=1, keys=130), {}),
+    "fewer queries, window": (dict(queries=63, keys=200), dict(window=40)),
+    "cross attention": (dict(queries=200, keys=63), dict(causal=False)),
+    "trap 13: queries that see nothing": (dict(queries=200, keys=63), {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_are_as_accurate_as_eager(case, make, eager):
+    """Trap 2: the interpreter hands out memory full of NaN, so an element that nobody writes is seen."""
+    shapes, options = CASES[case]
+    with interpret():
+        assert_accurate(attention, attention_reference, make(**shapes) | options, eager=eager)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, dict(causal=False), dict(window=20), dict(causal=False, window=20, softcap=3.0)],
+    ids=["causal", "bidirectional", "window", "all"],
+)
+def test_documents_see_only_themselves(options, make, cu_seqlens, eager):
+    """Trap 13: documents of length 0 and 1, across tile borders and across the border of the batch."""
+    inputs = make(batch=2, queries=200) | dict(cu_seqlens=cu_seqlens) | options
+    with interpret():
+        assert_accurate(attention, attention_reference, inputs, eager=eager)
+
+
+@pytest.mark.parametrize(("shapes", "options"), [(dict(queries=1, heads=5), {}), (dict(heads=1), dict(window=1))])
+def test_a_query_that_sees_one_key_returns_its_value(shapes, options, make):
+    inputs = make(**shapes)
+    with interpret():
+        out = attention(**inputs, **options)
+        dq, dk, dv = torch.autograd.grad(out.sum(), list(inputs.values()))
+    torch.testing.assert_close(out, inputs["v"].expand_as(out))
+    torch.testing.assert_close(dv, torch.full_like(dv, shapes["heads"]))
+    assert max(dq.abs().max(), dk.abs().max()) < 1e-5  # a difference of equal sums: no relative measure for it
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("shapes", "options"),
+    [(dict(heads=3, dim=64), {}), (dict(queries=100, dim=80), dict(softcap=4.0)), (dict(queries=150), dict(window=9))],
+    ids=["causal", "softcap", "window"],
+)
+def test_low_precision_is_as_accurate_as_eager(shapes, options, dtype, make, eager):
+    with interpret():
+        assert_accurate(attention, attention_reference, make(**shapes, dtype=dtype) | options, eager=eager)
+
+
+def test_large_logits_do_not_overflow(make, eager):
+    inputs = make(heads=1, queries=70, size=30.0)  # logits beyond 1000: exp of any of them is inf
+    with interpret():
+        assert_accurate(attention, attention_reference, {name: x.detach() for name, x in inputs.items()}, eager=eager)
+        actual = torch.autograd.grad(attention(**inputs).sum(), list(inputs.values()))
+    expected = torch.autograd.grad(attention_reference(**inputs).sum(), list(inputs.values()))
+    dq, dk, dv = (ours - theirs for ours, theirs in zip(actual, expected, strict=True))
+    # Backward reads lse, which at 1000 is rounded more coarsely than eager's probabilities are; and dq and dk are small
+    # differences of terms as large as scale * |dout . v| * |k|, about 30,000 here.
+    assert dv.abs().max() <= 1e-3 * expected[2].abs().max()
+    assert max(dq.abs().max(), dk.abs().max()) <= 30_000 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_very_negative_logits_leave_a_finite_maximum(softcap, make):
+    inputs = make(heads=1, queries=20)
+    q, k, v = (x.detach() for x in inputs.values())
+    q, k = q.abs() * 1e3, -k.abs() * 1e3
+    with interpret():
+        torch.testing.assert_close(
+            attention(q, k, v, softcap=softcap), attention_reference(q, k, v, softcap=softcap), atol=1e-5, rtol=1e-5
+        )
+
+
+def test_packed_projection_needs_no_copy(eager):
+    """Trap 12: q, k and v are strided views of one projection, and their gradients meet in its gradient."""
+    packed = torch.randn(2, 70, 6, 16, requires_grad=True)
+
+    def from_packed(function):
+        return lambda packed: function(*packed.split([4, 1, 1], dim=2))
+
+    with interpret() as launches:
+        assert_accurate(
+            from_packed(attention), from_packed(attention_reference), dict(packed=packed), eager=from_packed(eager)
+        )
+    assert launches[0].arguments["v"].unique == 2 * 70 * 16 * 4  # out of bounds, had it been taken for contiguous
+
+
+def test_any_strides_are_accepted(make, eager):
+    """Trap 12: head dimension not the fastest, heads before tokens, and a batch of stride 0."""
+    q = torch.randn(2, 40, 16, 2).transpose(2, 3).requires_grad_()
+    k = torch.randn(2, 1, 40, 16).transpose(1, 2).requires_grad_()
+    v = torch.randn(1, 40, 1, 16).expand(2, -1, -1, -1).requires_grad_()
+    with interpret():
+        assert_accurate(attention, attention_reference, dict(q=q, k=k, v=v), eager=eager)
+
+
+def test_broadcast_gradients_are_accepted_and_not_written(make):
+    """Traps 3 and 12: the gradient of a sum has stride 0 everywhere."""
+    inputs = make(queries=40)
+    upstream = torch.ones(1).expand(1, 40, 2, 16)
+    expected = torch.autograd.grad(attention_reference(**inputs), list(inputs.values()), upstream)
+    with interpret():
+        actual = torch.autograd.grad(attention(**inputs), list(inputs.values()), upstream)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+    assert (upstream == 1).all()
+
+
+def test_batches_beyond_32_bits_are_addressed():
+    """Trap 9: the second sequence begins 2^31 elements after the first (virtual memory; few pages are touched)."""
+    shape, strides = (2, 20, 1, 16), (2**31, 16, 16, 1)
+    q, k, v = (torch.empty(2**31 + 320, dtype=torch.float16).as_strided(shape, strides) for _ in range(3))
+    for x in (q, k, v):
+        x.copy_(torch.randn(shape))
+    with interpret() as launches:
+        out = attention(q, k, v, backend="triton")
+    torch.testing.assert_close(out, attention_reference(q, k, v), atol=2e-3, rtol=2e-3)
+    assert launches[0].grid[1:] == (1, 1)  # y and z end at 65,535
+
+
+def test_tokens_far_apart_are_copied_together():
+    """Trap 9: within a tile, offsets have 32 bits."""
+    assert addressable(torch.empty(1, device="meta").as_strided((1, 2, 1, 1), (0, 2**24, 1, 1))).stride(1) == 1
+    near = torch.empty(1, device="meta").as_strided((1, 2, 1, 1), (0, 2**20, 1, 1))
+    assert addressable(near) is near
+
+
+def test_result_does_not_depend_on_the_order_of_programs(make):
+    inputs = make(queries=100, heads=3)
+
+    def run(order):
+        with interpret(order=order):
+            out = attention(**inputs)
+            return out, *torch.autograd.grad(out, list(inputs.values()), torch.ones_like(out))
+
+    for reordered in (run("reverse"), run(1)):
+        assert all(map(torch.equal, run(None), reordered))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kernels"),
+    [
+        ("q", ["delta", "query_gradient"]),
+        ("k", ["delta", "key_gradient"]),
+        ("v", ["key_gradient"]),
+        ("kv", ["delta", "key_gradient"]),
+    ],
+)
+def test_frozen_operands_cost_nothing(wanted, kernels, make):
+    """Trap 17."""
+    inputs = {name: x.detach().requires_grad_(name in wanted) for name, x in make(queries=32).items()}
+    tensors = [inputs[name] for name in wanted]
+    expected = torch.autograd.grad(attention_reference(**inputs).square().sum(), tensors)
+    with interpret() as launches:
+        actual = torch.autograd.grad(attention(**inputs).square().sum(), tensors)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+    assert [launch.kernel for launch in launches[1:]] == [f"_attention_{name}_kernel" for name in kernels]
+    products = {"q": 3, "k": 3, "v": 2, "kv": 4}[wanted]
+    table = query_gradient_tile if wanted == "q" else key_gradient_tile
+    tile = table(16, inputs["q"])
+    assert launches[-1].flops == products * 2 * (2 * tile.own * tile.step * 16)  # one step for each of the 2 heads
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 2, 16), (2, 0, 2, 16)])
+def test_empty_tensors(shape):
+    """Trap 16."""
+    q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
+    with interpret() as launches:
+        out = attention(q, k, v)
+        assert all(grad.shape == shape for grad in torch.autograd.grad(out.sum(), (q, k, v)))
+    assert out.shape == shape
+    assert not launches
+
+
+def test_without_keys_the_output_is_zero():
+    """Traps 13 and 16."""
+    q, k, v = torch.randn(1, 3, 2, 16, requires_grad=True), *torch.randn(2, 1, 0, 1, 16)
+    for context in (interpret(), torch.enable_grad()):
+        with context:
+            out = attention(q, k, v)
+            (dq,) = torch.autograd.grad(out.sum(), q)
+        assert not out.any()
+        assert not dq.any()
+
+
+def test_without_queries_the_gradients_of_keys_are_zero():
+    k, v = torch.randn(2, 1, 3, 1, 16).requires_grad_().unbind()
+    for context in (interpret(), torch.enable_grad()):
+        with context:
+            out = attention(torch.randn(1, 0, 2, 16), k, v)
+            dk, dv = torch.autograd.grad(out.sum(), (k, v))
+        assert not dk.any()
+        assert not dv.any()
