@@ -1,13 +1,39 @@
 """Fused training kernels in Triton, each one a registered torch op with a CPU form."""
 
+from fasttrain_kernels.attention import (
+    attention,
+    attention_backend,
+    attention_reference,
+    explain_attention_backend,
+)
+from fasttrain_kernels.linear_cross_entropy import (
+    TokenStats,
+    linear_cross_entropy,
+    linear_cross_entropy_reference,
+    linear_cross_entropy_stats,
+    linear_cross_entropy_stats_reference,
+)
+from fasttrain_kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_reference, rotary_table
 from fasttrain_kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from fasttrain_kernels.swiglu import swiglu, swiglu_reference
 
 __all__ = [
+    "TokenStats",
     "add_rms_norm",
     "add_rms_norm_reference",
+    "attention",
+    "attention_backend",
+    "attention_reference",
+    "explain_attention_backend",
+    "linear_cross_entropy",
+    "linear_cross_entropy_reference",
+    "linear_cross_entropy_stats",
+    "linear_cross_entropy_stats_reference",
+    "qk_norm_rope",
+    "qk_norm_rope_reference",
     "rms_norm",
     "rms_norm_reference",
+    "rotary_table",
     "swiglu",
     "swiglu_reference",
 ]

@@ -1,4 +1,4 @@
-"""Root-mean-square norm over the last dimension, alone and fused with the addition of a residual stream.
+"""Root-mean-square norm over the last dimension, alone and fused with the addition of the residual stream.
 
     rstd = 1 / sqrt(mean(x^2) + eps)        xhat = x * rstd        out = xhat * (offset + weight)
     g    = dout * (offset + weight)
@@ -7,13 +7,13 @@
 `add_rms_norm` norms total = x + residual, rounded, and returns total as the new residual stream. Both summands have the
 gradient dx + dtotal, written once.
 
-Rounding follows the models: without offset as Llama and Qwen3 do it (xhat is rounded to x.dtype, then multiplied by weight
-and rounded again), with offset as Gemma does it (everything in float32, rounded once).
+Rounding follows the models: without offset that of Llama and Qwen3 (xhat is rounded to x.dtype, multiplied by weight
+and rounded again), with offset that of Gemma (everything in float32, rounded once).
 
-Bytes per element of x, in units of the element size: rms_norm reads 1 and writes 1, backward reads 2 and writes 1; add_rms_norm
-reads 2 and writes 2, backward reads 3 and writes 1. Only rstd is saved beside tensors that exist anyway. A program stays
-for many rows, so that weight is read, and its part of dweight written, once per program; a second kernel adds the parts
-up in a fixed order.
+Elements moved per element of x: rms_norm reads 1 and writes 1, backward reads 2 and writes 1; add_rms_norm reads 2 and
+writes 2, backward reads 3 and writes 1. Beside tensors that exist anyway, only rstd is saved. A program stays for many
+rows, so that weight is read, and the program's part of dweight written, once per program; a second kernel adds the
+parts up in a fixed order.
 
 M rows, N features, P programs.
 """
@@ -67,8 +67,8 @@ def add_rms_norm_reference(
 
 @triton.jit
 def _load_weight(weight, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    # A tile of which only the first row is loaded. A plain load of (1, BLOCK) would be laid out over the threads differently
-    # from the (ROWS, BLOCK) tiles that it is multiplied with, and every iteration would exchange data to make them agree.
+    # A tile of which only the first row is loaded. A plain load of (1, BLOCK) would be laid out over the threads in
+    # another way than the (ROWS, BLOCK) tiles that it multiplies, and every iteration would exchange data between them.
     col = tl.arange(0, BLOCK)[None, :]
     first = (tl.arange(0, ROWS) == 0)[:, None] & (col < N)
     tile = tl.load(weight + tl.zeros([ROWS, 1], tl.int32) + col, mask=first, other=0)
@@ -176,18 +176,19 @@ def _launch_options(
     loaded: list[Tensor],  # what each iteration reads
     *,
     min_rows: int,  # for each program, unless that leaves multiprocessors idle
-    max_warps: int,  # on a multiprocessor; more would not fit its registers
+    max_warps: int,  # on a multiprocessor: what its registers and shared memory hold
 ) -> tuple[tuple[int], dict[str, int]]:
     """Grid and options of a launch whose programs stay for many rows."""
     block = triton.next_power_of_2(N)
+    # 16 bf16 or 8 float32 per thread: two 128-bit accesses. Nothing spills up to N = 8192. At 16,384, x, dout, weight and
+    # dweight of one row fill the registers of a multiprocessor, and backward spills some. Not 32 warps: AMD's have 64
+    # lanes, and a program at most 1,024 threads.
     tile_rows = max(1, 8192 // (block * loaded[0].element_size()))
-    # 16 bf16 or 8 float32 per thread, two 128-bit accesses, and no spills up to N = 8192 (backward at 16,384 spills a few
-    # registers). Not 32 warps: the 64 lanes of AMD's would exceed 1,024 threads.
     num_warps = 8 if block <= 4096 else 16
-    # Bytes in flight hide the latency of memory: 32 KB for each multiprocessor of an H100. So the next tiles are copied to
-    # shared memory while this one is computed. Two programs with 48 KB each fit the smallest shared memory (sm_86).
+    # Bytes in flight hide the latency of memory, some 32 KB for each multiprocessor of an H100. So the next tiles, 16 to
+    # 48 KB, are copied to shared memory while this one is computed. That much twice fits the smallest one (sm_86).
     tile_bytes = sum(tensor.element_size() for tensor in loaded) * tile_rows * block
-    stages = 3 if tile_bytes <= 24 * 1024 else 2 if tile_bytes <= 48 * 1024 else 1
+    stages = 3 if tile_bytes <= 16 * 1024 else 2 if tile_bytes <= 48 * 1024 else 1
     sms = multiprocessor_count(loaded[0].device)
     per_sm = min(max_warps // num_warps, max(1, M // (min_rows * sms)))
     options = {"ROWS": tile_rows, "BLOCK": block, "STAGES": stages, "num_warps": num_warps}
@@ -206,7 +207,8 @@ def _forward(
     x, residual = rows(x), None if residual is None else rows(residual)
     M, N = x.shape
     # 16 rows: reading weight once per program then adds at most 1/32 to what the rows move.
-    grid, options = _launch_options(M, N, [x] if residual is None else [x, residual], min_rows=16, max_warps=32)
+    loaded = [x] if residual is None else [x, residual]
+    grid, options = _launch_options(M, N, loaded, min_rows=16, max_warps=32 // len(loaded))
     _rms_norm_fwd_kernel[grid](
         *(x, residual, None if weight is None else weight.contiguous(), out, total, rstd),
         *(x.stride(0), 0 if residual is None else residual.stride(0), M, N),
@@ -234,8 +236,8 @@ def _backward(
         return dx, dweight.zero_()
     dout, dtotal, x = rows(dout), None if dtotal is None else rows(dtotal), rows(x)
     M, N = x.shape
-    # With dweight, a program reads weight, writes a row of float32, and that is read again: 10 bytes per column beside at
-    # least 6 per row and column, so that 48 rows keep it below 4 %.
+    # With dweight, a program reads weight, writes a row of float32, and that is read again: 10 bytes per column beside
+    # at least 6 per row and column, so that 48 rows keep it below 4 %.
     loaded = [dout, x] if dtotal is None else [dout, x, dtotal]
     grid, options = _launch_options(M, N, loaded, min_rows=48 if need_dweight else 16, max_warps=16)
     partials = torch.empty(grid[0], N, dtype=torch.float32, device=x.device) if need_dweight else None

@@ -1,5 +1,3 @@
-import importlib
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,15 +7,10 @@ from transformers.models.gpt_neox.modeling_gpt_neox import apply_rotary_pos_emb 
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
-from fasttrain_kernels.qk_norm_rope import (
-    _qk_norm_rope,
-    _qk_norm_rope_backward,
-    _qk_norm_rope_bwd_kernel,
-    _qk_norm_rope_fwd_kernel,
-    qk_norm_rope,
-    qk_norm_rope_reference,
-    rotary_table,
-)
+from fasttrain_kernels import qk_norm_rope, qk_norm_rope_reference, rotary_table
+from fasttrain_kernels.qk_norm_rope import launch as launch_module
+from fasttrain_kernels.qk_norm_rope.kernels import _qk_norm_rope_bwd_kernel, _qk_norm_rope_fwd_kernel
+from fasttrain_kernels.qk_norm_rope.op import _qk_norm_rope, _qk_norm_rope_backward
 from fasttrain_kernels.testing import assert_accurate, interpret
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -276,9 +269,7 @@ def packed(B: int, T: int, Hq: int, Hk: int, D: int) -> dict:
 def test_bytes_are_within_five_percent_of_the_physical_limit(Hq, Hk, D, monkeypatch):
     # One part in 33 of an H100 and of 8448 tokens: each program does what it does at full size.
     SMS, B, T = 4, 2, 128
-    monkeypatch.setattr(
-        importlib.import_module("fasttrain_kernels.qk_norm_rope"), "multiprocessor_count", lambda _: SMS
-    )
+    monkeypatch.setattr(launch_module, "multiprocessor_count", lambda _: SMS)
     arguments = packed(B, T, Hq, Hk, D)
     with interpret() as launches:
         outputs_and_gradients(qk_norm_rope, arguments)

@@ -67,8 +67,8 @@ def _flash_attn_installed() -> bool:
     return importlib.util.find_spec("flash_attn") is not None
 
 
-# A refusal names fields of the request in braces. They are filled in when somebody reads it: under torch.compile the values
-# may be symbols, which have no text.
+# A refusal names fields of the request in braces. They are filled in when somebody reads it: under torch.compile the
+# values may be symbols, which have no text.
 
 
 def _refuse_flash(request: Request) -> str | None:
@@ -143,9 +143,8 @@ def choose(request: Request, backend: str) -> str:
             f"backends that can: {', '.join(able) or 'none'}"
         )
     if not able:
-        raise ValueError(
-            f"attention: no backend can do this: {'; '.join(f'{name}: {why}' for name, why in explain(request).items())}"
-        )
+        refusals = "; ".join(f"{name}: {why}" for name, why in explain(request).items())
+        raise ValueError(f"attention: no backend can do this: {refusals}")
     # Whoever interprets kernels wants ours to run.
     return "triton" if request.kernels_on_cpu and "triton" in able else able[0]
 
@@ -159,10 +158,13 @@ def sdpa(
 ) -> Tensor:  # (B, T_q, H, D)
     """torch's scaled_dot_product_attention, which picks among kernels of its own."""
     query, key, value = (x.transpose(1, 2) for x in (q, k, v))
+    # Branches, because under torch.compile a comparison of sizes is a symbol, which the function does not take.
+    grouped = False if q.shape[2] == k.shape[2] else True  # noqa: SIM211
     if q.shape[1] == 1:
         causal = False  # a single query is the last one and sees every key
-    grouped = {} if q.shape[2] == k.shape[2] else {"enable_gqa": True}  # under torch.compile a comparison is no bool
-    out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale, **grouped)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=causal, scale=scale, enable_gqa=grouped
+    )
     return out.transpose(1, 2)
 
 
@@ -189,7 +191,7 @@ def flash(
     if cu_seqlens is None:
         return flash_attn_func(q, k, v, **options)
     B, T = q.shape[:2]
-    # The longest document is not known without waiting for the device; all tokens are an upper bound, for the grid only.
+    # The longest document is not known without waiting for the device; all tokens are a bound, and only the grid's.
     out = flash_attn_varlen_func(
         *(x.flatten(0, 1) for x in (q, k, v)), cu_seqlens, cu_seqlens, max_seqlen_q=B * T, max_seqlen_k=B * T, **options
     )

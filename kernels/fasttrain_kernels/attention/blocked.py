@@ -1,7 +1,8 @@
 """The CPU form: blocks of queries against the interval of keys that they see, in plain torch.
 
-Holds B * H * block x T_k scores at a time instead of T_q x T_k, forward and backward, and skips the keys that no query of the block
-sees. The query heads of a group are rows of one matrix product with their key head: nothing is expanded.
+Holds the scores of one block of queries at a time instead of all T_q x T_k, forward and backward, and skips the
+keys that no query of the block sees. The query heads of a group are rows of one matrix product with their key head:
+nothing is expanded.
 
 Letters: G query heads per key head, R rows of a block.
 """

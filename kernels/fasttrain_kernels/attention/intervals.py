@@ -4,10 +4,12 @@ Query i of T_q stands at position i + shift among the T_k keys, shift = T_k - T_
 
     [lo(i), hi(i)) = [max(start, i + shift - back), min(end, i + shift + ahead + 1))
 
-where [start, end) is its document (all keys without documents), and back and ahead say how far the mask reaches: 0 ahead when
-causal, window - 1 with a window, NO_LIMIT otherwise. With the roles exchanged (shift negated, back and ahead swapped) the same
-formula gives the queries that see a key. Both ends never decrease from one query to the next, so that a tile of queries needs the
-keys [lo(first), hi(last)), and no mask at all within [lo(last), hi(first)): documents and windows cost block ranges, not a
+where [start, end) is its document (all keys without documents), and back and ahead say how far the mask reaches: 0
+ahead when causal, window - 1 with a window, NO_LIMIT otherwise. With the roles exchanged (shift negated, back and
+ahead swapped) the same formula gives the queries that see a key.
+
+Neither end ever decreases from one query to the next, so that a tile of queries needs the keys [lo(first),
+hi(last)), and no mask at all within [lo(last), hi(first)): documents and windows cost block ranges, not a
 comparison per element.
 """
 
@@ -17,6 +19,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from fasttrain_kernels._registration import runs_triton
 
 NO_LIMIT = -1
 
@@ -43,15 +47,40 @@ def _abbreviated(values: list[int]) -> str:
     return str(values) if len(values) <= 8 else f"{str(values[:4])[:-1]}, ..., {str(values[-3:])[1:]}"
 
 
+@triton.jit(do_not_specialize=["num_docs", "num_tokens", "steps"])
+def _document_bounds_kernel(cu_seqlens, bounds, num_docs, num_tokens, steps, BLOCK: tl.constexpr):
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    low = token * 0
+    high = low + num_docs
+    for _ in range(0, steps):  # bisection: cu_seqlens[low] <= token < cu_seqlens[high]
+        middle = (low + high) // 2
+        begun = tl.load(cu_seqlens + middle) <= token
+        low = tl.where(begun, middle, low)
+        high = tl.where(begun, high, middle)
+    # Clamped, so that wrong values cannot lead a kernel outside its tensors.
+    start = tl.minimum(tl.maximum(tl.load(cu_seqlens + low), 0), num_tokens)
+    end = tl.minimum(tl.maximum(tl.load(cu_seqlens + low + 1), 0), num_tokens)
+    tl.store(bounds + token, start, mask=token < num_tokens)
+    tl.store(bounds + num_tokens + token, end, mask=token < num_tokens)
+
+
 def document_bounds(
     cu_seqlens: Tensor,  # (num_docs + 1,) int32
     num_tokens: int,
 ) -> Tensor:  # (2, num_tokens) int32
     """Start and end of each token's document, computed on the device without reading it from the host."""
-    token = torch.arange(num_tokens, dtype=torch.int32, device=cu_seqlens.device)
-    after = torch.searchsorted(cu_seqlens, token, right=True).clamp_(1, cu_seqlens.shape[0] - 1)
-    # Clamped, so that wrong values cannot lead a kernel outside its tensors.
-    return torch.stack((cu_seqlens[after - 1], cu_seqlens[after])).clamp_(0, num_tokens)
+    num_docs = cu_seqlens.shape[0] - 1
+    if not runs_triton(cu_seqlens):
+        token = torch.arange(num_tokens, dtype=torch.int32)
+        document = torch.searchsorted(cu_seqlens, token, right=True).sub_(1).clamp_(0, num_docs - 1)
+        return torch.stack((cu_seqlens[document], cu_seqlens[document + 1])).clamp_(0, num_tokens)
+    bounds = torch.empty(2, num_tokens, dtype=torch.int32, device=cu_seqlens.device)
+    if num_tokens:
+        block, steps = 256, (num_docs - 1).bit_length()
+        _document_bounds_kernel[(triton.cdiv(num_tokens, block),)](
+            cu_seqlens.contiguous(), bounds, num_docs, num_tokens, steps, BLOCK=block, num_warps=4
+        )
+    return bounds
 
 
 def key_intervals(

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from fasttrain_kernels.attention.intervals import check_documents, document_bounds, reach
 
-
 _GREATEST_STRIDE = 2**23  # a tile of at most 256 rows then spans less than 2^31 elements
 
 
 def addressable(x: Tensor) -> Tensor:  # (B, T, H, D)
-    """Kernels take any strides, if elements of a head lie side by side and 32 bits reach across a tile; otherwise a copy."""
+    """x itself, if the elements of a head lie side by side and 32 bits reach across a tile; otherwise a copy."""
     return x if x.stride(3) == 1 and x.stride(1) < _GREATEST_STRIDE else x.contiguous()
 
 

@@ -36,8 +36,9 @@ def _fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) ->
 
 
 _attention_backward = register(
-    "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? cu_seqlens, bool causal, "
-    "SymInt? window, float? softcap, float scale, bool need_dq, bool need_dk, bool need_dv) -> (Tensor, Tensor, Tensor)",
+    "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? cu_seqlens, "
+    "bool causal, SymInt? window, float? softcap, float scale, bool need_dq, bool need_dk, bool need_dv) "
+    "-> (Tensor, Tensor, Tensor)",
     triton=triton_backward.backward,
     cpu=blocked.backward,
     fake=_fake_backward,
@@ -62,8 +63,8 @@ def _gradient(ctx: Any, dout: Tensor | None, _dlse: None) -> tuple[Tensor | None
 
 
 _attention = register(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, bool causal, SymInt? window, float? softcap, float scale) "
-    "-> (Tensor, Tensor)",
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, bool causal, SymInt? window, float? softcap, "
+    "float scale) -> (Tensor, Tensor)",
     triton=triton_forward.forward,
     cpu=blocked.forward,
     fake=_fake_forward,
@@ -87,10 +88,10 @@ def attention(
     """softmax(scale * q k^T) v over the keys that each query sees; H is a multiple of Hkv.
 
     causal: a query sees no later key. With fewer queries than keys, the queries are the last positions.
-    window: a query sees keys less than `window` positions away, its own included: flash-attn's window_size=(window - 1, 0)
-        when causal, (window - 1, window - 1) otherwise.
-    cu_seqlens: documents packed in the B * T tokens: document i is tokens [cu_seqlens[i], cu_seqlens[i + 1]) of the flattened batch.
-        It rises from 0 to B * T; on a GPU the values are not read back, and so not checked.
+    window: a query sees keys less than `window` positions away, its own included: flash-attn's
+        window_size=(window - 1, 0) when causal, (window - 1, window - 1) otherwise.
+    cu_seqlens: document i is tokens [cu_seqlens[i], cu_seqlens[i + 1]) of the flattened batch. Rises from 0 to B * T;
+        on a GPU the values are not read back, and so not checked.
     softcap: logits become softcap * tanh(logit / softcap).
     scale: D**-0.5 by default.
     backend: "auto", "flash", "sdpa", "triton" or "blocked"; `attention_backend` says what auto picks.

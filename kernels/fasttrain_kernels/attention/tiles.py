@@ -1,11 +1,14 @@
 """Launch tables: how large a tile a program works on, by head dimension, element size and device.
 
-Nothing here was timed. Each entry is the largest of those tried that spills no register on any target of its class and fits
-its shared memory (python -m fasttrain_kernels.testing.compiled prints the figures). Three classes of device:
+Nothing here was timed. Each entry is the largest of those tried that spills no register on any target of its class
+and fits its shared memory (python -m fasttrain_kernels.testing.compiled prints the figures). Three classes of
+device, by the shared memory of a program:
 
-    wide    227 KiB of shared memory, operands read from it (sm_90, sm_100)
-    narrow  operands held in registers; tiles fit the 99 KiB of sm_86, sm_89 and sm_120, sm_80 has more
+    wide    227 KiB, operands read from it (sm_90, sm_100)
+    narrow  operands held in registers; tiles fit the 99 KiB of sm_86, sm_89 and sm_120 (sm_80 has more)
     AMD     64 KiB, and twice the lanes per warp
+
+float32 has no tensor cores: a thread holds whole rows of a product's operands, which leaves room for few of them.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from torch import Tensor
 from fasttrain_kernels._registration import shared_memory, warps
 
 _WIDE = 200_000  # bytes of shared memory: between sm_80's 163 KiB and sm_90's 227 KiB
-_THREADS = 256  # 4 warps of 32 spill almost everywhere: accumulators and operands of a tile fill their registers
+_AMD = 65_536
+_THREADS = 256  # 128 spill almost everywhere: accumulators and operands of a tile fill their registers
 
 
 class Tile(NamedTuple):
@@ -28,37 +32,44 @@ class Tile(NamedTuple):
     options: dict[str, int]
 
 
-def _tile(x: Tensor, own: int, step: int, num_stages: int) -> Tile:
-    return Tile(own, step, dict(num_warps=warps(_THREADS, x.device), num_stages=num_stages))
+def _tile(q: Tensor, own: int, step: int, num_stages: int = 2) -> Tile:
+    return Tile(own, step, dict(num_warps=warps(_THREADS, q.device), num_stages=num_stages))
 
 
-def forward_tile(block_d: int, q: Tensor) -> Tile:
+def _float32_tile(q: Tensor, block_d: int, own: int) -> Tile:
+    return _tile(q, own if block_d <= 64 else 16, 32 if block_d <= 128 else 16)
+
+
+def forward_tile(q: Tensor, block_d: int) -> Tile:
     wide = shared_memory(q.device) >= _WIDE
-    if q.element_size() > 2:  # float32: no tensor cores, and twice the bytes
-        return _tile(q, 64 if block_d <= 64 else 32, 32, 2)
+    if q.element_size() > 2:
+        return _float32_tile(q, block_d, own=64)
     if block_d > 128:
-        return _tile(q, 64, 32, 2)
+        return _tile(q, 64, 32)
     return _tile(q, 128, 64, 3 if wide or block_d <= 64 else 2)
 
 
-def query_gradient_tile(block_d: int, q: Tensor) -> Tile:
+def query_gradient_tile(q: Tensor, block_d: int, softcap: bool) -> Tile:
+    """With a softcap, tanh lives until its derivative is taken: one more tile of registers."""
     wide = shared_memory(q.device) >= _WIDE
     if q.element_size() > 2:
-        return _tile(q, 64 if block_d <= 64 else 32, 32, 2 if block_d <= 64 else 1)
+        return _float32_tile(q, block_d, own=64)
     if block_d > 128:
         return _tile(q, 64, 32, 2 if wide else 1)
-    return _tile(q, 128, 64 if wide or block_d <= 64 else 32, 2)
+    if block_d > 64 and not wide:
+        return _tile(q, 64 if softcap else 128, 32)
+    return _tile(q, 128, 32 if softcap else 64)
 
 
-def key_gradient_tile(block_d: int, q: Tensor) -> Tile:
-    wide = shared_memory(q.device) >= _WIDE
+def key_gradient_tile(q: Tensor, block_d: int, softcap: bool) -> Tile:
+    memory = shared_memory(q.device)
     if q.element_size() > 2:
-        return _tile(q, 32, 32, 2 if block_d <= 64 else 1)
+        return _float32_tile(q, block_d, own=32)
     if block_d > 128:
-        return _tile(q, 32, 32, 2)
+        return _tile(q, 32, 32, 1 if memory <= _AMD else 2)
     if block_d > 64:
-        return _tile(q, 128 if wide else 64, 32, 2)
-    return _tile(q, 128, 64 if wide else 32, 2)
+        return _tile(q, 128 if memory >= _WIDE else 64, 32)
+    return _tile(q, 128, 64 if memory >= _WIDE and not softcap else 32)
 
 
 def delta_rows(block_d: int) -> int:

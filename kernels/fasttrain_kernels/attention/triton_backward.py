@@ -4,9 +4,10 @@
     dv = p^T dout                   ds    = p * (dout v^T - delta) [* (1 - tanh^2) with a softcap]
     dq = scale * ds k               dk    = scale * ds^T q
 
-Two kernels after the one for delta: the first owns a tile of keys and runs over the queries that see it, of all the heads of its
-group; the second owns a tile of queries, as forward does. Each recomputes p, which makes 7 matrix products instead of 5; in return
-there are no atomics, no second buffer for dq, and the result does not depend on the order of programs.
+Two kernels after the one for delta: the first owns a tile of keys and runs over the queries that see it, of all the
+heads of its group; the second owns a tile of queries, as forward does. Each recomputes p, which makes 7 matrix
+products instead of 5; in return there are no atomics, no second buffer for dq, and the result does not depend on
+the order of programs.
 
 Letters as in triton_forward.
 """
@@ -25,7 +26,7 @@ from fasttrain_kernels.attention.tile_memory import base2_factor, capped, load_r
 from fasttrain_kernels.attention.tiles import delta_rows, key_gradient_tile, query_gradient_tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_queries", "num_tiles", "delta_head"])
 def _attention_delta_kernel(
     dout, out, delta, dout_batch, dout_token, dout_head, out_token, delta_head, num_queries, num_tiles, num_heads,
     D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr,
@@ -98,7 +99,8 @@ def _attention_key_gradient_kernel(
     begin, full, full_end, num_blocks = block_ranges(first, last, shift, num_queries, documents, AHEAD, BACK, M)
     dk_acc = tl.zeros((N, BLOCK_D), tl.float32)
     dv_acc = tl.zeros((N, BLOCK_D), tl.float32)
-    # All heads of the group in one loop, so that loads run ahead across the border between two heads.
+    # One loop over all heads of the group: loads run ahead across the border between two heads, and a loop within a
+    # loop needs so many more registers that it spills on every target.
     q += batch * q_batch + kv_head * group * q_head
     dout += batch * dout_batch + kv_head * group * dout_head
     lse += kv_head * group * lse_head + batch * num_queries
@@ -129,7 +131,8 @@ def _attention_key_gradient_kernel(
 @triton.jit
 def _query_gradient_block(
     dq, query, do, lse, delta, k, v, k_token, v_token, start, lo, hi, num_keys,
-    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     key = load_rows(k, start, k_token, num_keys, N, D, BLOCK_D, MASKED)
     s = capped(tl.dot(query, tl.trans(key), input_precision="ieee"), SCALE, SOFTCAP)
@@ -231,7 +234,7 @@ def backward(
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
     sizes = (problem.num_queries, problem.num_keys)
     if dk.numel() or dv.numel():
-        tile = key_gradient_tile(problem.block_d, q)
+        tile = key_gradient_tile(q, problem.block_d, problem.softcap > 0)
         num_tiles = triton.cdiv(problem.num_keys, tile.own)
         _attention_key_gradient_kernel[(problem.batch * problem.num_kv_heads * num_tiles,)](
             *(q, k, v, dout, lse, delta, dk, dv, problem.documents),
@@ -245,7 +248,7 @@ def backward(
             **tile.options,
         )
     if dq.numel():
-        tile = query_gradient_tile(problem.block_d, q)
+        tile = query_gradient_tile(q, problem.block_d, problem.softcap > 0)
         num_tiles = triton.cdiv(problem.num_queries, tile.own)
         _attention_query_gradient_kernel[(problem.batch * problem.num_heads * num_tiles,)](
             *(q, k, v, dout, lse, delta, dq, problem.documents),

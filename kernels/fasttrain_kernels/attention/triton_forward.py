@@ -3,9 +3,9 @@
     logit = scale * q.k                     or  softcap * tanh(scale * q.k / softcap)
     lse   = log sum exp(logit)              out = sum exp(logit - lse) * v
 
-Exponentials are taken to base 2, with log2(e) folded into the scale, and lse is kept in units of ln 2: converting it back
-and forth would round twice what backward puts into an exponent. The running maximum starts at a finite number, so that
-a query that sees nothing produces no NaN: out = 0, lse = -inf.
+Exponentials are taken to base 2, with log2(e) folded into the scale, and lse is kept in units of ln 2: converting
+it back and forth would round twice what backward puts into an exponent. The running maximum starts at a finite
+number, so that a query that sees nothing produces no NaN: out = 0, lse = -inf.
 
 Letters: M queries of a tile, N keys of a block, D head dimension; a group is the query heads that share a key head.
 """
@@ -28,7 +28,8 @@ LOWEST = tl.constexpr(-3.0e38)  # finite: exp2(-inf - LOWEST) is 0, where exp2(-
 @triton.jit
 def _fwd_block(
     acc, l, m, query, k, v, k_token, v_token, start, lo, hi, num_keys,
-    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """One block of keys: the running output, sum and maximum (in units of ln 2) after it."""
     key = load_rows(k, start, k_token, num_keys, N, D, BLOCK_D, MASKED)
@@ -109,7 +110,7 @@ def forward(
         return out, lse
     problem = Problem.of(q, k, cu_seqlens, causal, window, softcap, scale)
     q, k, v = (addressable(problem.stream(x)) for x in (q, k, v))
-    tile = forward_tile(problem.block_d, q)
+    tile = forward_tile(q, problem.block_d)
     num_tiles = triton.cdiv(problem.num_queries, tile.own)
     _attention_fwd_kernel[(problem.batch * problem.num_heads * num_tiles,)](
         *(q, k, v, out, lse, problem.documents),

@@ -104,7 +104,7 @@ def _finished(grad: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     if type(grad) is not Tensor:  # torch.compile is tracing: it wants no mutation, and reuses memory by itself
         return (grad * scale).to(dtype)
     if grad.dtype == dtype:
-        # In place: a parameter's .grad becomes this very tensor. A second backward finds the saved one changed, and raises.
+        # In place: a parameter's .grad becomes this very tensor. A second backward finds it changed, and raises.
         return grad.mul_(scale)
     return torch.mul(grad, scale, out=torch.empty(grad.shape, dtype=dtype, device=grad.device))
 
@@ -234,8 +234,8 @@ def linear_cross_entropy(
 ) -> Tensor:  # () or, with reduction="none", (...); float32 for 16-bit operands
     """Cross entropy of hidden @ weight.T, whose logits are never held; gradients are computed in the same sweep.
 
-    A token whose target is `ignore_index` has no loss and no gradient. `token_weight` multiplies the loss of a token, and
-    the mean is the weighted one. `z_loss` adds z_loss * lse^2. `softcap` bounds the logits: softcap * tanh(y / softcap).
+    A token whose target is `ignore_index` has no loss and no gradient. `token_weight` multiplies the loss of a token,
+    and the mean is the weighted one. `z_loss` adds z_loss * lse^2. `softcap` bounds logits: softcap * tanh(y/softcap).
     """
     _check(hidden, weight, target, token_weight, label_smoothing, softcap)
     if reduction not in ("mean", "sum", "none"):

@@ -80,6 +80,7 @@ def _cross_entropy_kernel(
         valid = (label >= 0) & (label < V)
         poison = tl.where(valid, 0.0, float("nan"))
         picked = tl.load(logits + tl.where(valid, label, 0)).to(tl.float32)
+        hot = tl.where(valid, label, -1).to(tl.int32)  # 32 bits, as the columns that are compared with it
         if SOFTCAPPED:
             picked = _softcapped(picked, softcap)
 
@@ -118,7 +119,7 @@ def _cross_entropy_kernel(
         if STATS:
             tl.store(lse_out + row, lse)
             tl.store(entropy + row, tl.log(total) - moment / total)
-            tl.store(correct + row, (best == label).to(tl.int8))
+            tl.store(correct + row, (best == hot).to(tl.int8))
 
         # Second pass. The target's gradient is formed in float32: p - 1 is rounded once, after the difference.
         if GRAD:
@@ -133,7 +134,7 @@ def _cross_entropy_kernel(
                     y = _softcapped(y, softcap)
                     slope = 1 - (y / softcap) * (y / softcap)
                 dy = peak * tl.exp(y - top) - floor
-                dy = tl.where(start + cols == label, dy - c * (1 - label_smoothing), dy) * slope
+                dy = tl.where(start + cols == hot, dy - c * (1 - label_smoothing), dy) * slope
                 dy = tl.where(start + cols < V, dy, 0.0)
                 tl.store(logits + start + cols, dy.to(logits.dtype.element_ty), mask=here)
 

@@ -113,9 +113,7 @@ def _matmul(a: Tensor, b: Tensor, *, out: Tensor, accumulate: bool = False) -> N
             torch.addmm(out, a, b, out_dtype=out.dtype, out=out)
         else:
             torch.mm(a, b, out_dtype=out.dtype, out=out)
-    elif (
-        a.is_cuda and a.dtype == torch.bfloat16
-    ):  # ROCm's BLAS delivers bf16: a chunk is rounded, the sum of chunks not
+    elif a.is_cuda and a.dtype == torch.bfloat16:  # ROCm's BLAS delivers bf16: chunks are rounded, their sum is not
         out.add_(a @ b) if accumulate else out.copy_(a @ b)
     else:
         _matmul(a.to(out.dtype), b.to(out.dtype), out=out, accumulate=accumulate)

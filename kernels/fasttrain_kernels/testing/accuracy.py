@@ -50,6 +50,7 @@ def compare(
     truth = _outputs_and_gradients(reference, _as_double(inputs), seed)
     ours = _outputs_and_gradients(op, _fresh(inputs), seed)
     plain = _outputs_and_gradients(eager or reference, _fresh(inputs), seed)
+    assert ours.keys() == truth.keys(), f"the op gives {', '.join(ours)}; the reference gives {', '.join(truth)}"
     return [_comparison(name, ours[name], plain[name], truth[name]) for name in truth]
 
 

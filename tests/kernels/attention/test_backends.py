@@ -100,8 +100,8 @@ def test_explain_says_why_not():
         (
             dict(num_queries=3),
             "sdpa",
-            'attention: backend "sdpa" cannot do this (causal with 3 queries and 64 keys: it aligns them at the first key); '
-            "backends that can: triton",
+            'attention: backend "sdpa" cannot do this (causal with 3 queries and 64 keys: it aligns them at the first '
+            "key); backends that can: triton",
         ),
         (
             dict(device="cpu"),

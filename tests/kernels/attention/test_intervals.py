@@ -1,5 +1,7 @@
 """The intervals of keys say the same as the mask of the specification, element by element."""
 
+import contextlib
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from fasttrain_kernels.attention.intervals import check_documents, document_bounds, key_intervals, reach
 from fasttrain_kernels.attention.reference import visible_keys
+from fasttrain_kernels.testing import interpret
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -45,8 +48,20 @@ def test_wrong_documents_are_an_error_on_the_cpu(wrong):
         check_documents(torch.tensor(wrong, dtype=torch.int32), 8)
 
 
-def test_wrong_documents_cannot_lead_outside_the_tensors():
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(lengths=st.lists(st.integers(0, 90) | st.just(0), min_size=1, max_size=9))
+def test_the_kernel_finds_the_same_documents(lengths):
+    """Trap 13: runs of empty documents, at the beginning and the end too."""
+    cu_seqlens = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    expected = document_bounds(cu_seqlens, sum(lengths))
+    with interpret():
+        assert torch.equal(document_bounds(cu_seqlens, sum(lengths)), expected)
+
+
+@pytest.mark.parametrize("context", [interpret, contextlib.nullcontext])
+def test_wrong_documents_cannot_lead_outside_the_tensors(context):
     """On a GPU nobody reads the values, so that they must do no harm."""
-    bounds = document_bounds(torch.tensor([3, -5, 900], dtype=torch.int32), 8)
+    with context():
+        bounds = document_bounds(torch.tensor([3, -5, 900], dtype=torch.int32), 8)
     assert bounds.min() >= 0
     assert bounds.max() <= 8

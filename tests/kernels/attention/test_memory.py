@@ -30,7 +30,7 @@ def test_backward_is_seven_products():
 
 
 def test_causal_costs_half_and_the_diagonal():
-    tile = forward_tile(D, torch.empty(0, dtype=torch.bfloat16)).own
+    tile = forward_tile(torch.empty(0, dtype=torch.bfloat16), D).own
     tiles = 512 // tile
     assert run(512).flops == 4 * D * tile * tile * tiles * (tiles + 1) // 2
 
@@ -77,6 +77,6 @@ def test_distinct_bytes_are_the_physical_limit(options):
 
 def test_keys_are_read_once_per_tile_and_head():
     launch = run(512, causal=False, heads=3)[0]
-    tiles = 512 // forward_tile(D, torch.empty(0, dtype=torch.bfloat16)).own
+    tiles = 512 // forward_tile(torch.empty(0, dtype=torch.bfloat16), D).own
     assert launch.arguments["k"].loaded == 3 * tiles * 512 * D * 2
     assert launch.arguments["q"].loaded == 3 * 512 * D * 2

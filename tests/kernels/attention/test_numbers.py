@@ -1,4 +1,4 @@
-"""Depth 1: the Triton kernels in the interpreter against the reference in float64, with eager attention as the measure."""
+"""Depth 1: the Triton kernels in the interpreter against the reference in float64; eager attention is the measure."""
 
 import pytest
 import torch
@@ -178,7 +178,7 @@ def test_frozen_operands_cost_nothing(wanted, kernels, make):
     assert [launch.kernel for launch in launches[1:]] == [f"_attention_{name}_kernel" for name in kernels]
     products = {"q": 3, "k": 3, "v": 2, "kv": 4}[wanted]
     table = query_gradient_tile if wanted == "q" else key_gradient_tile
-    tile = table(16, inputs["q"])
+    tile = table(inputs["q"], 16, False)
     assert launches[-1].flops == products * 2 * (2 * tile.own * tile.step * 16)  # one step for each of the 2 heads
 
 

@@ -227,7 +227,8 @@ def test_unknown_target_lists_the_known_ones():
 # Rules and stored figures
 
 
-def example_row() -> Row:
+@pytest.fixture(scope="module")
+def swiglu_row() -> Row:
     with record("sm_90") as launches:
         swiglu(torch.empty(64, 4096, dtype=torch.bfloat16), torch.empty(64, 4096, dtype=torch.bfloat16))
     return Row("sm_90", "swiglu", "bf16", "_swiglu_fwd_kernel", "", launches.facts[0])
@@ -245,19 +246,17 @@ def example_row() -> Row:
         ({"loads": {64: 4}}, "share of 128-bit accesses was 100% and is 33%"),
     ],
 )
-def test_regressions_are_told_from_improvements(change, complaint):
-    row = example_row()
-    now = dataclasses.replace(row, facts=dataclasses.replace(row.facts, **change))
-    found = rules.regressions(now, row.facts)
+def test_regressions_are_told_from_improvements(swiglu_row, change, complaint):
+    now = dataclasses.replace(swiglu_row, facts=dataclasses.replace(swiglu_row.facts, **change))
+    found = rules.regressions(now, swiglu_row.facts)
     assert not found if complaint is None else any(complaint in text for text in found)
 
 
-def test_figures_survive_being_stored(tmp_path):
-    row = example_row()
-    rules.write(tmp_path / "figures.json", rules.figures([row]))
+def test_figures_survive_being_stored(swiglu_row, tmp_path):
+    rules.write(tmp_path / "figures.json", rules.figures([swiglu_row]))
     version, figures = rules.read(tmp_path / "figures.json")
     assert version == triton.__version__
-    assert rules.stored_facts(row, figures) == row.facts
+    assert rules.stored_facts(swiglu_row, figures) == swiglu_row.facts
 
 
 def test_command_prints_a_table_and_writes_the_figures(tmp_path, capsys):

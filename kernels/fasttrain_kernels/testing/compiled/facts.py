@@ -349,8 +349,8 @@ def _amd_listing(assembly: str) -> list[_Instruction]:
 
 
 def _in_loops(listing: Sequence[_Instruction]) -> list[bool]:
-    """For every instruction, whether control can come back to it. A jump backwards alone proves nothing: compilers place
-    rarely taken paths at the end and return from there."""
+    """For every instruction, whether control can come back to it. A jump backwards alone proves nothing: compilers
+    place rarely taken paths at the end and return from there."""
     index = {instruction.address: i for i, instruction in enumerate(listing)}
     targets = {index[i.jump] for i in listing if i.jump in index}
     starts = sorted({0} | targets | {i + 1 for i, x in enumerate(listing) if x.jump is not None or x.ends})

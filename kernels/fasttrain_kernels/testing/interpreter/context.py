@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton
+import triton.language as tl
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
@@ -19,6 +21,7 @@ from fasttrain_kernels.testing.interpreter.arguments import Converter, bind
 from fasttrain_kernels.testing.interpreter.language import Replacements, builder, replace_language, replaced, rewritten
 from fasttrain_kernels.testing.interpreter.ledger import KernelError, Launch, Launches
 from fasttrain_kernels.testing.interpreter.memory import Memory
+from fasttrain_kernels.testing.interpreter.tiles import Tile
 
 _GRID_LIMITS = (2**31 - 1, 65_535, 65_535)  # of CUDA, in x, y and z
 
@@ -67,6 +70,7 @@ def _replace_everything(replacements: Replacements) -> None:
     replace_language(replacements)
     replacements.set(JITFunction, "run", _launch)
     replacements.set(JITFunction, "__call__", _call)
+    replacements.set(JITFunction, "__get__", _get)
     replacements.set(Autotuner, "run", _launch_autotuned)
 
 
@@ -91,6 +95,12 @@ def _poisoned_memory() -> Iterator[None]:
 def _call(kernel: JITFunction, *args: Any, _semantic: Any = None, _generator: Any = None, **kwargs: Any) -> Any:
     """A kernel calls another @triton.jit function."""
     return rewritten(kernel)(*args, **kwargs)
+
+
+def _get(kernel: JITFunction, instance: Any, owner: type | None = None) -> Any:
+    """x.sum() and other methods of tensors are @triton.jit functions; the compiler binds them itself."""
+    interpreted = isinstance(instance, tl.tensor) and isinstance(instance.handle, Tile)
+    return functools.partial(kernel, instance) if interpreted else kernel
 
 
 def _launch(

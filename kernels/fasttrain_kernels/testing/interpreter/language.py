@@ -150,6 +150,18 @@ def _static_assert(condition: Any, message: str = "") -> None:
         raise AssertionError(f"tl.static_assert failed: {message}")
 
 
+def _hint(x: Any, values: Any) -> Any:
+    return x
+
+
+def _multiple_of(x: Any, values: Any) -> Any:
+    # The compiler believes it, and a scalar that is none makes wide accesses go wrong.
+    tensor, multiple = semantic.to_tensor(x), tl.core._unwrap_if_constexpr(values)
+    if isinstance(multiple, int) and not tensor.type.is_block() and int(tensor.handle.data.item()) % multiple:
+        raise AssertionError(f"tl.multiple_of: {tensor.handle.data.item()} is not a multiple of {multiple}")
+    return x
+
+
 def _static_range_init(self: Any, *bounds: Any, **kwargs: Any) -> None:
     _static_range(self, *map(_constexpr, bounds), **{name: _constexpr(value) for name, value in kwargs.items()})
 
@@ -168,4 +180,7 @@ _OWN_IMPLEMENTATIONS: dict[FunctionType, Callable[..., Any]] = {
     tl.core.associative_scan: reductions.associative_scan,
     tl.core.static_assert: _static_assert,
     tl.core.static_print: print,
+    tl.core.multiple_of: _multiple_of,
+    tl.core.max_contiguous: _hint,
+    tl.core.max_constancy: _hint,
 }

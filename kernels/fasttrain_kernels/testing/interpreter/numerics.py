@@ -273,12 +273,6 @@ class Semantic(TritonSemantic):
         wide = Tile(np.broadcast_to(tile.data, shape.values), tile.dtype, tile.origin)
         return tl.tensor(wide, tl.block_type(operand.dtype, shape))
 
-    def multiple_of(self, x: tl.tensor, values: list[int]) -> tl.tensor:
-        return x  # a hint to the optimiser
-
-    max_contiguous = multiple_of
-    max_constancy = multiple_of
-
 
 def _special(op: Callable[..., Any]) -> Callable[[Builder, Tile], Tile]:
     return lambda self, operand: self.special(operand, op)

@@ -3,6 +3,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.language import load
 
 from fasttrain_kernels.testing import KernelError, interpret
 
@@ -98,6 +99,25 @@ def test_loops_device_functions_defaults_and_constexpr_functions():
     with interpret():
         language_kernel[(1,)](x, y, None, 8, flag=True)
     assert torch.equal(y, ((x[:4] + x[4:] + 1) * 7 + 3) * 5)
+
+
+@triton.jit
+def members_kernel(x, flags, y, stride):
+    i = tl.arange(0, 8)
+    value = load(x + tl.multiple_of(stride, 16) + i)
+    tl.store(y, value.sum() + value.max(0) + value.to(tl.int32).argmax(0))
+    tl.store(y + 1, tl.where(load(flags + i), value, 0.0).sum())
+    tl.store(flags + i, value > 3)
+
+
+def test_methods_names_imported_from_tl_booleans_and_hints():
+    x, flags, y = torch.arange(24.0), torch.arange(8) % 2 == 0, torch.empty(2)
+    with interpret():
+        members_kernel[(1,)](x, flags, y, 16)
+        with pytest.raises(KernelError, match=r"tl.multiple_of: 8 is not a multiple of 16"):
+            members_kernel[(1,)](x, flags, y, 8)
+    assert y.tolist() == [x[16:].sum() + 23 + 7, 16 + 18 + 20 + 22]
+    assert flags.all()
 
 
 @triton.jit
