@@ -42,12 +42,16 @@ def rms_norm_reference(
     offset: float = 0.0,
 ) -> Tensor:  # (..., N)
     """The specification: float32 inside, rounded as Llama and Qwen3 do (or, with an offset, as Gemma does)."""
+    return _normed(x, weight, eps, offset, x.dtype)
+
+
+def _normed(x: Tensor, weight: Tensor | None, eps: float, offset: float, dtype: torch.dtype) -> Tensor:
     xhat = wide(x) * torch.rsqrt(wide(x).square().mean(-1, keepdim=True) + eps)
     if weight is None:
-        return xhat.to(x.dtype)
+        return xhat.to(dtype)
     if offset == 0:
-        xhat = wide(xhat.to(x.dtype))
-    return (xhat * (offset + wide(weight))).to(x.dtype)
+        xhat = wide(xhat.to(dtype))
+    return (xhat * (offset + wide(weight))).to(dtype)
 
 
 def add_rms_norm_reference(
@@ -57,9 +61,9 @@ def add_rms_norm_reference(
     *,
     eps: float = 1e-6,
 ) -> tuple[Tensor, Tensor]:  # (..., N), (..., N)
-    """The specification: the sum rounded to the dtype of the stream, and the norm of that."""
+    """The specification: the sum in the wider dtype of the two, and its norm in the dtype of x."""
     total = x + residual
-    return rms_norm_reference(total, weight, eps=eps), total
+    return _normed(total, weight, eps, 0.0, x.dtype), total
 
 
 # Arguments that may be None (residual, weight, dtotal, dx, partials) select the variant at compile time.
@@ -180,13 +184,13 @@ def _launch_options(
 ) -> tuple[tuple[int], dict[str, int]]:
     """Grid and options of a launch whose programs stay for many rows."""
     block = triton.next_power_of_2(N)
-    # 16 bf16 or 8 float32 per thread: two 128-bit accesses. Nothing spills up to N = 8192. At 16,384, x, dout, weight and
-    # dweight of one row fill the registers of a multiprocessor, and backward spills some. Not 32 warps: AMD's have 64
-    # lanes, and a program at most 1,024 threads.
+    # 16 bf16 or 8 float32 per thread: two 128-bit accesses. Nothing spills up to N = 8192. At 16,384, x, dout, weight
+    # and dweight of one row fill the registers of a multiprocessor, and backward spills some. Not 32 warps: AMD's have
+    # 64 lanes, and a program at most 1,024 threads.
     tile_rows = max(1, 8192 // (block * loaded[0].element_size()))
     num_warps = 8 if block <= 4096 else 16
-    # Bytes in flight hide the latency of memory, some 32 KB for each multiprocessor of an H100. So the next tiles, 16 to
-    # 48 KB, are copied to shared memory while this one is computed. That much twice fits the smallest one (sm_86).
+    # Bytes in flight hide the latency of memory, some 32 KB for each multiprocessor of an H100. So the next tiles, 16
+    # to 48 KB, are copied to shared memory while this one is computed. Twice that fits the smallest one (sm_86).
     tile_bytes = sum(tensor.element_size() for tensor in loaded) * tile_rows * block
     stages = 3 if tile_bytes <= 16 * 1024 else 2 if tile_bytes <= 48 * 1024 else 1
     sms = multiprocessor_count(loaded[0].device)
@@ -201,7 +205,7 @@ def _forward(
     if x.shape[-1] > _WIDEST:
         return _forward_torch(x, residual, weight, eps, offset)
     out, rstd = _empty_outputs(x)
-    total = None if residual is None else torch.empty_like(out)
+    total = None if residual is None else _empty_total(x, residual)
     if x.numel() == 0:
         return out, total, rstd.fill_(torch.nan)  # the mean of nothing; rstd has elements where N = 0
     x, residual = rows(x), None if residual is None else rows(residual)
@@ -304,6 +308,10 @@ def _empty_outputs(x: Tensor) -> tuple[Tensor, Tensor]:  # out, rstd
     )
 
 
+def _empty_total(x: Tensor, residual: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=torch.promote_types(x.dtype, residual.dtype), device=x.device)
+
+
 def _empty_grads(x: Tensor, weight: Tensor | None, need_dx: bool, need_dweight: bool) -> tuple[Tensor, Tensor]:
     like = x if weight is None else weight
     return (
@@ -361,8 +369,10 @@ def _rms_norm_gradients(ctx: Any, dout: Tensor | None, drstd: None) -> tuple[Ten
 
 
 def _save_for_add_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    x, residual, weight, _ = inputs
     _, total, rstd = output
-    ctx.save_for_backward(total, inputs[2], rstd)
+    ctx.save_for_backward(total, weight, rstd)
+    ctx.dtypes = x.dtype, residual.dtype
     ctx.mark_non_differentiable(rstd)
     ctx.set_materialize_grads(False)
 
@@ -375,7 +385,11 @@ def _add_rms_norm_gradients(
     if dnormed is not None:
         need_d = need_x or need_residual
         d, dweight = _add_rms_norm_backward(dnormed, dtotal, *ctx.saved_tensors, need_d, need_dweight)
-    return d if need_x else None, d if need_residual else None, dweight if need_dweight else None, None
+    dx, dresidual = (
+        d.to(dtype) if need and d is not None else None
+        for need, dtype in zip((need_x, need_residual), ctx.dtypes, strict=True)
+    )
+    return dx, dresidual, dweight if need_dweight else None, None
 
 
 _rms_norm = register(
@@ -390,7 +404,7 @@ _add_rms_norm = register(
     "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps) -> (Tensor, Tensor, Tensor)",
     triton=lambda x, residual, weight, eps: _forward(x, residual, weight, eps, 0.0),
     cpu=lambda x, residual, weight, eps: _forward_torch(x, residual, weight, eps, 0.0),
-    fake=lambda x, residual, weight, eps: (torch.empty(x.shape, dtype=x.dtype, device=x.device), *_empty_outputs(x)),
+    fake=lambda x, residual, weight, eps: (_empty_outputs(x)[0], _empty_total(x, residual), _empty_outputs(x)[1]),
     backward=_add_rms_norm_gradients,
     setup_context=_save_for_add_rms_norm,
 )
@@ -426,13 +440,14 @@ def add_rms_norm(
     weight: Tensor | None,  # (N,), of any floating dtype
     *,
     eps: float = 1e-6,
-) -> tuple[Tensor, Tensor]:  # (..., N), (..., N)
-    """(rms_norm(x + residual, weight), x + residual), in one pass: the norm, and the new residual stream."""
+) -> tuple[Tensor, Tensor]:  # (..., N) in x.dtype, (..., N) in the wider dtype of the two
+    """(rms_norm(x + residual, weight), x + residual), in one pass: the norm, and the new residual stream.
+
+    The stream may be wider than x, as it is under autocast: it stays so, and the norm comes in the dtype of x.
+    """
     check_tensors("add_rms_norm", x=x, residual=residual, weight=weight)
     if x.shape != residual.shape:
         raise ValueError(f"add_rms_norm: x {shape(x)} and residual {shape(residual)} must have the same shape")
-    if x.dtype != residual.dtype:
-        raise TypeError(f"add_rms_norm: x is {x.dtype} and residual {residual.dtype}; cast them to one dtype")
     _check("add_rms_norm", x, weight)
     normed, total, _ = _add_rms_norm(x, residual, weight, eps)
     return normed, total

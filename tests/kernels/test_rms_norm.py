@@ -428,10 +428,6 @@ def test_errors_name_the_op_the_values_and_the_remedy():
         ValueError, match=r"^add_rms_norm: x \(8, 16\) and residual \(4, 16\) must have the same shape$"
     ):
         add_rms_norm(x, x[:4], weight)
-    with pytest.raises(
-        TypeError, match=r"^add_rms_norm: x is torch.float32 and residual torch.bfloat16; cast them to one dtype$"
-    ):
-        add_rms_norm(x, x.bfloat16(), weight)
     with pytest.raises(TypeError, match=r"^rms_norm: weight has dtype torch.int64; supported are "):
         rms_norm(x, weight.long())
     with pytest.raises(ValueError, match=r"^rms_norm: x is on cpu and weight on meta; move them to one device$"):
@@ -468,3 +464,19 @@ def test_on_a_gpu(shape, dtype):
     weight = tensor(shape[-1], dtype=dtype).detach().cuda().requires_grad_()
     assert_accurate(rms_norm, rms_norm_reference, dict(x=x, weight=weight))
     assert_accurate(add_rms_norm, add_rms_norm_reference, dict(x=x, residual=residual, weight=weight))
+
+
+@pytest.mark.parametrize("form", ["cpu", "triton"])
+@pytest.mark.parametrize("weight", [None, torch.float32, torch.bfloat16])
+def test_a_wider_residual_stream_stays_wide(form, weight):
+    """Under autocast x is bf16 and the stream float32."""
+    inputs = dict(
+        x=torch.randn(5, 300).bfloat16().requires_grad_(),
+        residual=torch.randn(5, 300).requires_grad_(),
+        weight=None if weight is None else torch.randn(300).to(weight).requires_grad_(),
+    )
+    with interpret() if form == "triton" else torch.enable_grad():
+        normed, total = add_rms_norm(**inputs)
+        assert (normed.dtype, total.dtype) == (torch.bfloat16, torch.float32)
+        assert_accurate(add_rms_norm, add_rms_norm_reference, inputs)
+    torch.library.opcheck(module._add_rms_norm, (*inputs.values(), 1e-6))

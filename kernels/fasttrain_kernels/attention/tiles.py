@@ -37,7 +37,7 @@ def _tile(q: Tensor, own: int, step: int, num_stages: int = 2) -> Tile:
 
 
 def _float32_tile(q: Tensor, block_d: int, own: int) -> Tile:
-    return _tile(q, own if block_d <= 64 else 16, 32 if block_d <= 128 else 16)
+    return _tile(q, own, 32) if block_d <= 64 else _tile(q, 16, 16)
 
 
 def forward_tile(q: Tensor, block_d: int) -> Tile:
@@ -66,7 +66,7 @@ def key_gradient_tile(q: Tensor, block_d: int, softcap: bool) -> Tile:
     if q.element_size() > 2:
         return _float32_tile(q, block_d, own=32)
     if block_d > 128:
-        return _tile(q, 32, 32, 1 if memory <= _AMD else 2)
+        return _tile(q, 32, 16 if memory <= _AMD else 32)
     if block_d > 64:
         return _tile(q, 128 if memory >= _WIDE else 64, 32)
     return _tile(q, 128, 64 if memory >= _WIDE and not softcap else 32)

@@ -95,7 +95,6 @@ def _attention_key_gradient_kernel(
     # The same intervals with the roles of queries and keys exchanged.
     shift = num_queries - num_keys
     last = tl.minimum(first + N, num_keys) - 1
-    lo, hi = interval(first + tl.arange(0, N), shift, num_queries, documents, AHEAD, BACK)
     begin, full, full_end, num_blocks = block_ranges(first, last, shift, num_queries, documents, AHEAD, BACK, M)
     dk_acc = tl.zeros((N, BLOCK_D), tl.float32)
     dv_acc = tl.zeros((N, BLOCK_D), tl.float32)
@@ -106,19 +105,22 @@ def _attention_key_gradient_kernel(
     lse += kv_head * group * lse_head + batch * num_queries
     delta += kv_head * group * lse_head + batch * num_queries
     num_full = full_end - full
-    for i in range(0, group * num_full):
-        member = tl.cast(i // num_full, tl.int64)
-        dk_acc, dv_acc = _key_gradient_block(
-            dk_acc, dv_acc, key, value, q + member * q_head, dout + member * dout_head, lse + member * lse_head,
-            delta + member * lse_head, q_token, dout_token, begin + (full + i % num_full) * M, lo, hi, num_queries,
-            SCALE, SOFTCAP, D, BLOCK_D, M, NEED_DK, NEED_DV, False,
-        )  # fmt: skip
     num_edges = num_blocks - num_full
-    for i in range(0, group * num_edges):
-        member = tl.cast(i // num_edges, tl.int64)
+    # At least 1 as divisors: loads that run ahead compute addresses before it is known that the loop has a turn at all.
+    full_per_head, edges_per_head = tl.maximum(num_full, 1), tl.maximum(num_edges, 1)
+    for i in range(0, group * num_full):
+        member = tl.cast(i // full_per_head, tl.int64)
         dk_acc, dv_acc = _key_gradient_block(
             dk_acc, dv_acc, key, value, q + member * q_head, dout + member * dout_head, lse + member * lse_head,
-            delta + member * lse_head, q_token, dout_token, begin + edge_block(i % num_edges, full, full_end) * M,
+            delta + member * lse_head, q_token, dout_token, begin + (full + i % full_per_head) * M, None, None,
+            num_queries, SCALE, SOFTCAP, D, BLOCK_D, M, NEED_DK, NEED_DV, False,
+        )  # fmt: skip
+    lo, hi = interval(first + tl.arange(0, N), shift, num_queries, documents, AHEAD, BACK)  # not earlier: registers
+    for i in range(0, group * num_edges):
+        member = tl.cast(i // edges_per_head, tl.int64)
+        dk_acc, dv_acc = _key_gradient_block(
+            dk_acc, dv_acc, key, value, q + member * q_head, dout + member * dout_head, lse + member * lse_head,
+            delta + member * lse_head, q_token, dout_token, begin + edge_block(i % edges_per_head, full, full_end) * M,
             lo, hi, num_queries, SCALE, SOFTCAP, D, BLOCK_D, M, NEED_DK, NEED_DV, True,
         )  # fmt: skip
     offset = batch * num_keys * grad_token + kv_head * D
@@ -167,7 +169,6 @@ def _attention_query_gradient_kernel(
     shift = num_keys - num_queries
     last = tl.minimum(first + M, num_queries) - 1
     row = first + tl.arange(0, M)
-    lo, hi = interval(row, shift, num_keys, documents, BACK, AHEAD)
     begin, full, full_end, num_blocks = block_ranges(first, last, shift, num_keys, documents, BACK, AHEAD, N)
     query = load_rows(q + batch * q_batch + head * q_head, first, q_token, num_queries, M, D, BLOCK_D, True)
     do = load_rows(dout + batch * dout_batch + head * dout_head, first, dout_token, num_queries, M, D, BLOCK_D, True)
@@ -177,9 +178,10 @@ def _attention_query_gradient_kernel(
     acc = tl.zeros((M, BLOCK_D), tl.float32)
     for block in range(full, full_end):
         acc = _query_gradient_block(
-            acc, query, do, lse_rows, delta_rows, k, v, k_token, v_token, begin + block * N, lo, hi, num_keys,
+            acc, query, do, lse_rows, delta_rows, k, v, k_token, v_token, begin + block * N, None, None, num_keys,
             SCALE, SOFTCAP, D, BLOCK_D, N, False,
         )  # fmt: skip
+    lo, hi = interval(row, shift, num_keys, documents, BACK, AHEAD)
     for i in range(0, num_blocks - (full_end - full)):
         acc = _query_gradient_block(
             acc, query, do, lse_rows, delta_rows, k, v, k_token, v_token,

@@ -68,7 +68,6 @@ def _attention_fwd_kernel(
     shift = num_keys - num_queries
     last = tl.minimum(first + M, num_queries) - 1
     row = first + tl.arange(0, M)
-    lo, hi = interval(row, shift, num_keys, documents, BACK, AHEAD)
     begin, full, full_end, num_blocks = block_ranges(first, last, shift, num_keys, documents, BACK, AHEAD, N)
     query = load_rows(q, first, q_token, num_queries, M, D, BLOCK_D, True)
     acc = tl.zeros((M, BLOCK_D), tl.float32)
@@ -76,9 +75,10 @@ def _attention_fwd_kernel(
     m = tl.full((M,), LOWEST, tl.float32)
     for block in range(full, full_end):
         acc, l, m = _fwd_block(
-            acc, l, m, query, k, v, k_token, v_token, begin + block * N, lo, hi, num_keys,
+            acc, l, m, query, k, v, k_token, v_token, begin + block * N, None, None, num_keys,
             SCALE, SOFTCAP, D, BLOCK_D, N, False,
         )  # fmt: skip
+    lo, hi = interval(row, shift, num_keys, documents, BACK, AHEAD)  # not earlier: registers
     for i in range(0, num_blocks - (full_end - full)):
         acc, l, m = _fwd_block(
             acc, l, m, query, k, v, k_token, v_token, begin + edge_block(i, full, full_end) * N, lo, hi, num_keys,

@@ -1,11 +1,12 @@
 """How far is an op from the truth, and is that as close as plain PyTorch gets in the same dtype?
 
-The truth is the op's reference in float64. The allowance is not a constant but the error of eager PyTorch in the same dtype:
+The truth is the op's reference in float64. The allowance is not a constant but the error of eager PyTorch in the same
+dtype:
 
     error(op) <= 2 * error(eager) + eps(dtype) * max|truth|
 
-The last term is one rounding of the largest value, for outputs that eager happens to hit exactly. Gradients are taken with
-non-uniform upstream gradients, the same for all three.
+The last term is one rounding of the largest value, for outputs that eager happens to hit exactly. Gradients are taken
+with non-uniform upstream gradients, the same for all three.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ CASES = {
     "trap 13: 5 heads per key head": (dict(queries=70, heads=10, kv_heads=2), {}),
     "bidirectional": (dict(queries=200, dim=64), dict(causal=False)),
     "head dimension 80": (dict(dim=80), {}),
-    "head dimension 128": (dict(dim=128), dict(scale=0.2)),
+    "head dimension 128": (dict(dim=128), {}),
     "window": (dict(queries=300, heads=1), dict(window=50)),
     "window in both directions": (dict(queries=200), dict(causal=False, window=30)),
     "window across several blocks": (dict(queries=300, heads=1), dict(causal=False, window=140)),

@@ -158,16 +158,18 @@ CASES: dict[str, list[Case]] = {  # ops in the order of the time that their comp
         Case("bf16 N=4096 offset", Reach.OPTIONS, partial(_rms_norm, _BF16, 4096, _BF16, offset=1.0)),
     ],
     "attention": [
-        Case("bf16 D=128", Reach.CORE, partial(_attention, _BF16, 32, 8, 128)),
+        Case("bf16 D=128 documents", Reach.CORE, partial(_attention, _BF16, 32, 8, 128, documents=True)),
+        Case("bf16 D=128", Reach.TILES, partial(_attention, _BF16, 32, 8, 128)),
         Case("bf16 D=64", Reach.TILES, partial(_attention, _BF16, 12, 12, 64)),
         Case("bf16 D=256", Reach.TILES, partial(_attention, _BF16, 16, 2, 256)),
+        Case("bf16 D=128 softcap", Reach.TILES, partial(_attention, _BF16, 32, 8, 128, softcap=50.0)),
         Case("fp32 D=64", Reach.TILES, partial(_attention, _FP32, 12, 12, 64)),
         Case("fp32 D=128", Reach.TILES, partial(_attention, _FP32, 32, 8, 128)),
+        Case("fp32 D=256", Reach.OPTIONS, partial(_attention, _FP32, 16, 2, 256)),
+        Case("bf16 D=64 softcap", Reach.OPTIONS, partial(_attention, _BF16, 12, 12, 64, softcap=50.0)),
         Case("fp16 D=128", Reach.OPTIONS, partial(_attention, _FP16, 32, 8, 128)),
         Case("bf16 D=96", Reach.OPTIONS, partial(_attention, _BF16, 32, 32, 96)),  # does not fill its tile
         Case("bf16 D=128 full", Reach.OPTIONS, partial(_attention, _BF16, 32, 8, 128, causal=False)),
-        Case("bf16 D=128 documents", Reach.OPTIONS, partial(_attention, _BF16, 32, 8, 128, documents=True)),
         Case("bf16 D=128 window", Reach.OPTIONS, partial(_attention, _BF16, 32, 8, 128, window=1024)),
-        Case("bf16 D=128 softcap", Reach.OPTIONS, partial(_attention, _BF16, 32, 8, 128, softcap=50.0)),
     ],
 }
