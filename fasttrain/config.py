@@ -1,23 +1,30 @@
-"""What a run is: frozen dataclasses, one section for each consumer, read from a recipe, a TOML file and the command line.
+"""What a run is: frozen dataclasses, one section for each consumer, from a recipe, TOML files and the command line.
 
 Later sources override earlier ones, key by key:
 
     python -m fasttrain.train --recipe tiny --config run.toml --optim.lr 3e-4
 
-One parser (tyro) reads all three: the lines of a TOML file become arguments. So an unknown key or a wrong type is the same
-error everywhere, names the nearest valid key, and comes before anything else happens.
+One parser (tyro) reads all of them: the lines of a TOML file become arguments. So an unknown key or a wrong type is the
+same error everywhere, names the nearest valid key, and comes before anything else happens.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import dataclasses
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import tomli_w
 import tyro
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +58,17 @@ class Model:
     attention_dropout: float = 0.0
     """Of attention weights; needs data.document_mask off."""
     init_std: float = 0.02
-    """Standard deviation of the truncated-normal initial weights; projections into the stream get it / sqrt(2 * layers)."""
+    """Of the truncated-normal initial weights; projections into the residual stream get 1 / sqrt(2 * layers) of it."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.heads % self.kv_heads == 0,
+            f"model.heads ({self.heads}) must be a multiple of model.kv_heads ({self.kv_heads})",
+        )
+        _require(self.head_dim % 2 == 0, f"model.head_dim ({self.head_dim}) must be even, for rotary pairs")
+        for name in ("dropout", "attention_dropout"):
+            value = getattr(self, name)
+            _require(0 <= value < 1, f"model.{name} ({value}) must be at least 0 and below 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +97,13 @@ class Batch:
     """Sequences of a step, over all ranks."""
     micro: int = 8
     """Sequences of a rank's forward pass; the rest of its share is accumulated."""
+
+    def __post_init__(self) -> None:
+        _require(self.steps > 0, f"batch.steps ({self.steps}) must be at least 1")
+        _require(
+            self.sequences % self.micro == 0,
+            f"batch.sequences ({self.sequences}) must be a multiple of batch.micro ({self.micro})",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,3 +218,85 @@ class Config:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     validation: Validation = field(default_factory=Validation)
     log: Log = field(default_factory=Log)
+
+    def __post_init__(self) -> None:
+        _require(
+            not (self.model.attention_dropout and self.data.document_mask),
+            f"model.attention_dropout ({self.model.attention_dropout}) needs data.document_mask False: attention over "
+            "packed documents has no dropout",
+        )
+        _require(
+            self.optim.warmup <= self.batch.steps,
+            f"optim.warmup ({self.optim.warmup}) is longer than the run: batch.steps is {self.batch.steps}",
+        )
+
+
+def load(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]], prog: str = "fasttrain.train") -> Config:
+    """The configuration that a command line asks for. A mistake in it ends the program with exit code 2."""
+    sources = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
+    sources.add_argument("--recipe", default=next(iter(recipes)))
+    sources.add_argument("--config", action="append", default=[], type=Path)
+    chosen, arguments = sources.parse_known_args(argv)
+    if chosen.recipe not in recipes:
+        sources.error(f"there is no recipe {chosen.recipe!r}; there are {', '.join(recipes)}")
+    for path in reversed(chosen.config):
+        arguments = [*_arguments(_read(path, sources.error)), *arguments]
+    description = (
+        f"Sources of the settings, later ones override earlier ones: --recipe NAME ({', '.join(recipes)}), "
+        "--config FILE.toml (repeatable), and the options below."
+    )
+    try:
+        return tyro.cli(
+            Config,
+            args=arguments,
+            default=recipes[chosen.recipe](),
+            prog=prog,
+            description=description,
+            use_underscores=True,
+            config=(tyro.conf.FlagConversionOff,),
+        )
+    except ValueError as error:
+        sources.error(str(error))
+
+
+def _read(path: Path, fail: Callable[[str], Any]) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        fail(f"--config {path}: {error.strerror}")
+    except tomllib.TOMLDecodeError as error:
+        fail(f"--config {path}: {error}")
+    raise AssertionError("unreachable")
+
+
+def _arguments(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """A TOML table as the arguments that say the same."""
+    for key, value in table.items():
+        if isinstance(value, Mapping) and f"{prefix}{key}" != "validation.sets":
+            yield from _arguments(value, f"{prefix}{key}.")
+        else:
+            yield f"--{prefix}{key}"
+            yield from map(str, _flat(value))
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from (key, item)
+    elif isinstance(value, list | tuple):
+        yield from value
+    else:
+        yield value
+
+
+def to_toml(config: Config) -> str:
+    """The effective configuration, in the form that --config reads."""
+    return tomli_w.dumps(_plain(dataclasses.asdict(config)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if value is None or isinstance(value, Path):
+        return str(value)  # "None": TOML has no null
+    return value

@@ -9,6 +9,7 @@ Attention is registered with Transformers as the implementation "fasttrain", thr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -25,10 +26,10 @@ _FAMILIES = ("qwen3", "llama")
 
 
 def use_kernels(
-    model: nn.Module,
+    model: Any,  # a transformers.PreTrainedModel
     *,
     fuse_loss: bool = True,  # model(ids, labels=...) then returns the loss and no logits
-) -> nn.Module:
+) -> Any:
     """Make a Transformers Qwen3 or Llama model run on fasttrain's kernels, in place; returns the model."""
     family = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     if family not in _FAMILIES:
@@ -37,7 +38,7 @@ def use_kernels(
         )
     _check_config(model.config)
     prefix = {"qwen3": "Qwen3", "llama": "Llama"}[family]
-    forwards = {
+    forwards: dict[str, Callable[..., Any]] = {
         f"{prefix}RMSNorm": _norm_forward,
         f"{prefix}MLP": _mlp_forward,
         f"{prefix}Attention": _attention_forward,
@@ -48,7 +49,7 @@ def use_kernels(
     for module in list(model.modules()):
         replacement = forwards.get(type(module).__name__)
         if replacement is not None:
-            module.forward = MethodType(replacement, module)  # type: ignore[method-assign]
+            module.forward = MethodType(replacement, module)
     _register_attention()
     model.set_attn_implementation("fasttrain")
     return model

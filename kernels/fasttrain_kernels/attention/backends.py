@@ -62,9 +62,12 @@ class Request:
         )
 
 
-@torch.compiler.assume_constant_result
 def _flash_attn_installed() -> bool:
     return importlib.util.find_spec("flash_attn") is not None
+
+
+# All that torch.compiler.assume_constant_result does, but the decorator imports torch._dynamo, which takes seconds.
+_flash_attn_installed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 # A refusal names fields of the request in braces. They are filled in when somebody reads it: under torch.compile the

@@ -109,10 +109,13 @@ def _matmul(a: Tensor, b: Tensor, *, out: Tensor, accumulate: bool = False) -> N
     if a.dtype == out.dtype:
         torch.addmm(out, a, b, out=out) if accumulate else torch.mm(a, b, out=out)
     elif a.is_cuda and torch.version.hip is None:  # tensor cores take 16-bit operands and deliver their float32 sums
-        if accumulate:
-            torch.addmm(out, a, b, out_dtype=out.dtype, out=out)
-        else:
+        if not accumulate:
             torch.mm(a, b, out_dtype=out.dtype, out=out)
+            return
+        try:
+            torch.addmm(out, a, b, out_dtype=out.dtype, out=out)
+        except RuntimeError:  # some releases want the accumulator in the dtype of a; refused before anything is computed
+            out.add_(torch.mm(a, b, out_dtype=out.dtype))
     elif a.is_cuda and a.dtype == torch.bfloat16:  # ROCm's BLAS delivers bf16: chunks are rounded, their sum is not
         out.add_(a @ b) if accumulate else out.copy_(a @ b)
     else:

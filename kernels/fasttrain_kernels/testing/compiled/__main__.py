@@ -24,7 +24,8 @@ from fasttrain_kernels.testing.targets import TARGETS
 _EPILOGUE = """\
 columns:
   regs     registers per lane (AMD: VGPRs)      spill    bytes per lane stored and loaded by spills; L: in a loop
-  smem     shared memory per block, in KiB      occ      resident warps per SM, and what limits them
+  smem     shared memory per block, in KiB; +128t: columns of tensor memory
+  occ      resident warps per SM of those that it can hold, and what limits them
   load, store, copy   global accesses by bits per lane; copy: global to shared memory, asynchronous
   mma      instructions on the matrix units     sfu      exp, log, rsqrt     bar  block barriers     instr  all
 
@@ -142,7 +143,7 @@ def _cells(same: Sequence[Row]) -> list[str]:
         str(facts.num_warps),
         str(facts.registers),
         spill,
-        f"{facts.shared / 1024:.3g}",
+        f"{facts.shared / 1024:.3g}" + (f"+{facts.tensor_memory}t" if facts.tensor_memory else ""),
         f"{occupancy.warps}/{occupancy.max_warps}",
         occupancy.limiter,
         _widths(facts.loads),

@@ -20,7 +20,10 @@ from triton.backends.driver import DriverBase
 from triton.runtime.driver import driver
 
 from fasttrain_kernels._registration import kernels_on_cpu
-from fasttrain_kernels.testing.compiled.facts import Binary, Facts, analyse
+from fasttrain_kernels.testing.compiled.amd import amd_facts
+from fasttrain_kernels.testing.compiled.facts import Facts
+from fasttrain_kernels.testing.compiled.listing import Binary
+from fasttrain_kernels.testing.compiled.nvidia import nvidia_facts
 from fasttrain_kernels.testing.targets import Target, target_named
 
 
@@ -55,7 +58,8 @@ class RecordedLaunches(list[RecordedLaunch]):
     def facts_of(self, key: str) -> Facts:
         if key not in self._facts:
             missing = {launch.key: self._binaries[launch.key] for launch in self if launch.key not in self._facts}
-            self._facts |= zip(missing, analyse(self.target, list(missing.values())), strict=True)
+            read = amd_facts if self.target.backend == "hip" else nvidia_facts
+            self._facts |= zip(missing, read(self.target, list(missing.values())), strict=True)
         return self._facts[key]
 
 

@@ -1,0 +1,92 @@
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from fasttrain.config import Config, Model, Optim, load, to_toml
+
+RECIPES = {"tiny": Config, "wide": lambda: Config(model=Model(hidden=512))}
+
+
+def fails(capsys, *argv: str) -> str:
+    with pytest.raises(SystemExit) as exit:
+        load(argv, RECIPES)
+    assert exit.value.code == 2
+    captured = capsys.readouterr()
+    return " ".join((captured.out + captured.err).replace("│", " ").split())
+
+
+def test_the_first_recipe_is_the_default():
+    assert load([], RECIPES) == Config()
+    assert load(["--recipe", "wide"], RECIPES).model.hidden == 512
+
+
+def test_the_command_line_overrides_files_which_override_the_recipe(tmp_path: Path):
+    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
+    first.write_text("seed = 5\n[optim]\nlr = 1e-4\nwarmup = 7\n")
+    second.write_text("[optim]\nlr = 2e-4\nbetas = [0.8, 0.9]\n[model]\nqk_norm = false\n")
+    config = load(["--recipe", "wide", "--config", str(first), "--config", str(second), "--optim.warmup", "9"], RECIPES)
+    assert config.model == Model(hidden=512, qk_norm=False)
+    assert config.optim == Optim(lr=2e-4, warmup=9, betas=(0.8, 0.9))
+    assert config.seed == 5
+
+
+def test_the_effective_configuration_reads_back_as_itself(tmp_path: Path):
+    config = load(["--model.vocab", "77", "--data.path", "x y", "--validation.sets", "a", "b/c"], RECIPES)
+    for effective in (config, Config()):
+        (tmp_path / "config.toml").write_text(to_toml(effective))
+        assert load(["--config", str(tmp_path / "config.toml")], RECIPES) == effective
+
+
+@pytest.mark.parametrize("source", ["command line", "file"])
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("optim.lrr", "3", "Unrecognized options: --optim.lrr, 3 .* Perhaps you meant: --optim.lr FLOAT"),
+        ("optim.lr", "fast", "Error parsing --optim.lr: could not convert string to float: 'fast'"),
+        ("model.layers", "2.5", "Error parsing --model.layers"),
+        ("optim.schedule", "cosin", "cosin"),
+        ("model.heads", "5", r"model.heads \(5\) must be a multiple of model.kv_heads \(6\)"),
+        ("batch.sequences", "9", r"batch.sequences \(9\) must be a multiple of batch.micro \(8\)"),
+        ("batch.steps", "0", r"batch.steps \(0\) must be at least 1"),
+        ("optim.warmup", "301", r"optim.warmup \(301\) is longer than the run: batch.steps is 300"),
+        ("model.attention_dropout", "0.1", r"model.attention_dropout \(0.1\) needs data.document_mask False"),
+        ("model.dropout", "1.5", r"model.dropout \(1.5\) must be at least 0 and below 1"),
+        ("model.head_dim", "63", r"model.head_dim \(63\) must be even"),
+    ],
+)
+def test_a_mistake_ends_the_program_and_names_the_key(capsys, tmp_path, source, key, value, message):
+    if source == "command line":
+        printed = fails(capsys, f"--{key}", value)
+    else:
+        section, name = key.split(".")
+        file = tmp_path / "run.toml"
+        file.write_text(f"[{section}]\n{name} = {value if value.replace('.', '').isdigit() else repr(value)}\n")
+        printed = fails(capsys, "--config", str(file))
+    assert re.search(message, printed), printed
+
+
+def test_unreadable_sources_are_named(capsys, tmp_path):
+    broken = tmp_path / "broken.toml"
+    broken.write_text("lr = = 3")
+    assert f"--config {broken}: " in fails(capsys, "--config", str(broken))
+    assert "No such file" in fails(capsys, "--config", str(tmp_path / "missing.toml"))
+    assert "there is no recipe 'huge'; there are tiny, wide" in fails(capsys, "--recipe", "huge")
+
+
+def test_help_explains_every_setting(capsys):
+    with pytest.raises(SystemExit) as exit:
+        load(["--help"], RECIPES)
+    assert exit.value.code == 0
+    printed = capsys.readouterr().out
+    for section in dataclasses.fields(Config):
+        if dataclasses.is_dataclass(section.default_factory):
+            for setting in dataclasses.fields(section.default_factory):
+                assert f"--{section.name}.{setting.name}" in printed
+    assert "--recipe NAME (tiny, wide)" in printed
+
+
+def test_settings_cannot_be_changed_afterwards():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().optim.lr = 1.0
