@@ -57,7 +57,7 @@ def query_gradient_tile(q: Tensor, block_d: int, softcap: bool) -> Tile:
     if block_d > 128:
         return _tile(q, 64, 32, 2 if wide else 1)
     if block_d > 64 and not wide:
-        return _tile(q, 64 if softcap else 128, 32)
+        return _tile(q, 128, 16 if softcap else 32)
     return _tile(q, 128, 32 if softcap else 64)
 
 

@@ -22,9 +22,10 @@ STREAMING = ("rms_norm", "add_rms_norm", "qk_norm_rope", "swiglu", "linear_cross
 # 0.8; what is below 1 otherwise are tables that all rows share.
 WIDE_SHARE = 0.9
 
-# Deliberate exceptions, with their reason: kernel -> (targets, reason).
-ALLOWED_SPILLS: dict[str, tuple[tuple[str, ...], str]] = {}
-ALLOWED_NARROW: dict[str, tuple[tuple[str, ...], str]] = {}
+# Deliberate exceptions with their reason, by kernel and case. They still may not get worse than their stored figures.
+ALLOWED_SPILLS: dict[tuple[str, str], str] = {
+    ("_rms_norm_bwd_kernel", "bf16 N=16384"): "x, dout, weight and dweight of one row fill the registers of an SM",
+}
 
 
 def problems(row: Row) -> list[str]:
@@ -32,7 +33,7 @@ def problems(row: Row) -> list[str]:
     if row.facts is None:
         return [row.error]
     facts, found = row.facts, []
-    if facts.spills and not _allowed(ALLOWED_SPILLS, facts):
+    if facts.spills and (facts.kernel, row.case) not in ALLOWED_SPILLS:
         found.append(
             f"spills {facts.spill_stores} B and reloads {facts.spill_loads} B per lane, {facts.loop_spills} B in loops"
         )
@@ -42,7 +43,7 @@ def problems(row: Row) -> list[str]:
             f"{facts.tensor_memory} columns of tensor memory, {facts.num_warps} warps"
         )
     narrow = facts.narrow_bulk and facts.wide_share < WIDE_SHARE
-    if row.op in STREAMING and narrow and not _allowed(ALLOWED_NARROW, facts):
+    if row.op in STREAMING and narrow:
         found.append(
             f"moves only {facts.wide_share:.0%} of its global bytes in 128-bit accesses (loads {facts.loads}, copies "
             f"{facts.copies}, stores {facts.stores})"
@@ -73,10 +74,6 @@ def regressions(row: Row, stored: Facts) -> list[str]:
     if stored.matrix and set(now.matrix) != set(stored.matrix):
         worse("matrix instructions", sorted(stored.matrix), sorted(now.matrix))
     return found
-
-
-def _allowed(table: dict[str, tuple[tuple[str, ...], str]], facts: Facts) -> bool:
-    return facts.kernel in table and facts.target in table[facts.kernel][0]
 
 
 # Stored figures

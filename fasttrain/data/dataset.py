@@ -1,0 +1,71 @@
+"""A prepared dataset: a directory of token shards, document indices, a tokenizer and dataset.json."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fasttrain.data.manifest import Manifest
+from fasttrain.data.stream import TokenStream
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class Dataset:
+    """Opening reads dataset.json and compares file sizes; the data itself is mapped when it is used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.manifest = Manifest.read(self.path)
+
+    @property
+    def vocab(self) -> int:
+        """Token ids are below this."""
+        return self.manifest.vocab
+
+    @property
+    def separator(self) -> int:
+        """The token that begins every document, and thereby ends the one before."""
+        return self.manifest.separator
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal data: dataset.json holds the checksums of everything else."""
+        return hashlib.sha256(self.manifest.dump().encode()).hexdigest()
+
+    def split(self, name: str) -> TokenStream:
+        """ "train" or "validation"."""
+        if name not in self.manifest.splits:
+            raise ValueError(
+                f"dataset: {self.path} has no split {name!r}, only {', '.join(self.manifest.splits)}; prepare it with "
+                "more documents or a larger share of validation"
+            )
+        split, dtype = self.manifest.splits[name], np.dtype(self.manifest.dtype)
+        return TokenStream(
+            [self.path / shard.name for shard in split.shards],
+            [shard.size // dtype.itemsize for shard in split.shards],
+            self.path / split.index.name,
+            dtype=dtype,
+            separator=self.separator,
+        )
+
+    def bytes_per_token(self, name: str) -> float:
+        """Text bytes per token, separators counted as tokens: bits per byte = nats per token / ln 2 / this."""
+        split = self.manifest.splits[name]
+        return split.bytes / split.tokens
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the tokens, verified."""
+        from tokenizers import Tokenizer
+
+        self.manifest.tokenizer.check_content(self.path)
+        return Tokenizer.from_file(str(self.path / self.manifest.tokenizer.name))
+
+    def verify(self) -> None:
+        """Compare every file with its checksum. Reads everything."""
+        for file in self.manifest.files():
+            file.check_content(self.path)

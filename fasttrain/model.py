@@ -1,0 +1,264 @@
+"""The decoder: Qwen3's architecture, or Llama's without qk_norm, on fasttrain_kernels.
+
+A norm belongs to whoever produces its input, not to whoever reads it. So every norm but the first is fused with the
+addition before it, all blocks are alike, and what passes between them is the pair (normed, residual):
+
+    normed, residual = norm(embedding), embedding
+    each block:  normed, residual = add_norm(attention(normed), residual)
+                 normed, residual = add_norm(feed_forward(normed), residual)
+    loss         = cross_entropy(head(normed))
+
+Projections that read the same input are one matrix: q, k and v; gate and up. Fewer, larger products are faster, and
+fasttrain.convert splits them for Transformers.
+
+B sequences, T tokens each, C hidden, H heads, D head_dim, F ffn, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fasttrain import config
+from fasttrain_kernels import (
+    TokenStats,
+    add_rms_norm,
+    attention,
+    linear_cross_entropy,
+    linear_cross_entropy_stats,
+    qk_norm_rope,
+    rms_norm,
+    rotary_table,
+    swiglu,
+)
+
+IGNORE = -100  # a target that does not count
+_CUT = 3.0  # initial weights lie within so many standard deviations
+_INIT_ROWS = 128  # that one seed initialises: a rank draws the rows of its shard, and at most so many around them
+
+
+class Loss(NamedTuple):
+    """A sum and a count, so that a step can be divided by the valid tokens of all micro-batches and ranks."""
+
+    loss_sum: Tensor  # () float32, z-loss included
+    num_tokens: Tensor  # () int64
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each followed by the addition to the residual stream and the next norm."""
+
+    def __init__(self, model: config.Model) -> None:
+        super().__init__()
+        C, D = model.hidden, model.head_dim
+        self.heads = (model.heads, model.kv_heads, model.kv_heads)
+        self.head_dim = D
+        self.eps = model.norm_eps
+        self.dropout = model.dropout
+        self.attention_dropout = model.attention_dropout
+        self.qkv = nn.Linear(C, sum(self.heads) * D, bias=False)
+        self.q_norm = nn.Parameter(torch.empty(D)) if model.qk_norm else None
+        self.k_norm = nn.Parameter(torch.empty(D)) if model.qk_norm else None
+        self.attention_out = nn.Linear(model.heads * D, C, bias=False)
+        self.ffn_norm = nn.Parameter(torch.empty(C))
+        self.gate_up = nn.Linear(C, 2 * model.ffn, bias=False)
+        self.down = nn.Linear(model.ffn, C, bias=False)
+        self.next_norm = nn.Parameter(torch.empty(C))  # of what the next block, or the head, reads
+
+    def forward(
+        self,
+        normed: Tensor,  # (B, T, C)
+        residual: Tensor,  # (B, T, C)
+        cos: Tensor,  # (S, D/2) float32
+        sin: Tensor,  # (S, D/2) float32
+        positions: Tensor | None = None,  # (B, T) or (T,)
+        cu_seqlens: Tensor | None = None,  # (num_docs + 1,) int32
+    ) -> tuple[Tensor, Tensor]:  # (B, T, C), (B, T, C)
+        if cos.dtype != torch.float32:
+            raise TypeError(
+                f"Block: the rotary table came as {cos.dtype} and must be float32; FSDP casts the inputs of a module: "
+                "give it MixedPrecisionPolicy(cast_forward_inputs=False)"
+            )
+        heads = self.qkv(normed).unflatten(-1, (sum(self.heads), self.head_dim))
+        q, k, v = heads.split(self.heads, dim=-2)
+        q, k = qk_norm_rope(q, k, self.q_norm, self.k_norm, cos, sin, positions=positions, eps=self.eps)
+        attended = self.attention_out(self._attend(q, k, v, cu_seqlens).flatten(-2))
+        normed, residual = add_rms_norm(self._drop(attended), residual, self.ffn_norm, eps=self.eps)
+        fed = self.down(swiglu(self.gate_up(normed)))
+        return add_rms_norm(self._drop(fed), residual, self.next_norm, eps=self.eps)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> Tensor:  # (B, T, H, D)
+        if not (self.training and self.attention_dropout):
+            return attention(q, k, v, cu_seqlens=cu_seqlens)
+        if cu_seqlens is not None:
+            raise ValueError(
+                f"Block: attention_dropout {self.attention_dropout} cannot be combined with cu_seqlens; set "
+                "data.document_mask to false or model.attention_dropout to 0"
+            )
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        grouped = self.heads[0] != self.heads[1]
+        return F.scaled_dot_product_attention(
+            q, k, v, dropout_p=self.attention_dropout, is_causal=True, enable_gqa=grouped
+        ).transpose(1, 2)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout) if self.training and self.dropout else x
+
+
+class Head(nn.Module):
+    """From the last norm to the loss, in one call: a sharded head is gathered, and its gradient reduced, once.
+
+    A tied head owns nothing; it is given the weight of the embedding.
+    """
+
+    def __init__(self, hidden: int, vocab: int, *, tied: bool, z_loss: float) -> None:
+        super().__init__()
+        self.weight = None if tied else nn.Parameter(torch.empty(vocab, hidden))
+        self.z_loss = z_loss
+
+    def forward(self, normed: Tensor, targets: Tensor, tied: Tensor | None) -> Loss:  # (B, T, C), (B, T), (V, C)
+        loss_sum = linear_cross_entropy(
+            normed, self._weight(tied), targets, ignore_index=IGNORE, z_loss=self.z_loss, reduction="sum"
+        )
+        return Loss(loss_sum, (targets != IGNORE).sum())
+
+    def stats(self, normed: Tensor, targets: Tensor, tied: Tensor | None) -> TokenStats:  # (B, T) each
+        return linear_cross_entropy_stats(normed, self._weight(tied), targets, ignore_index=IGNORE)
+
+    def logits(self, normed: Tensor, tied: Tensor | None) -> Tensor:  # (B, T, V)
+        return F.linear(normed, self._weight(tied))
+
+    def _weight(self, tied: Tensor | None) -> Tensor:  # (V, C)
+        weight = tied if self.weight is None else self.weight
+        assert weight is not None
+        return weight
+
+
+class Decoder(nn.Module):
+    """A decoder without its initial weights: call init_weights, or load a state dict.
+
+    On the meta device, `to_empty` follows. Calls other than forward (stats, logits) have to be made known to FSDP:
+    register_fsdp_forward_method.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(
+        self,
+        model: config.Model,
+        *,
+        vocab: int,
+        sequence: int,  # the longest that it will see
+        z_loss: float = 0.0,
+    ) -> None:
+        super().__init__()
+        _check(model)
+        self.config = model
+        self.sequence = sequence
+        self.embedding = nn.Embedding(vocab, model.hidden)
+        self.first_norm = nn.Parameter(torch.empty(model.hidden))
+        self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
+        self.head = Head(model.hidden, vocab, tied=model.tied_head, z_loss=z_loss)
+        self._build_rotary_table(None)
+
+    def forward(
+        self,
+        tokens: Tensor,  # (B, T)
+        targets: Tensor,  # (B, T); IGNORE: does not count
+        cu_seqlens: Tensor | None = None,  # (num_docs + 1,) int32, over the flattened batch
+        positions: Tensor | None = None,  # (B, T), within the document
+    ) -> Loss:
+        """The summed loss of all targets, and how many they are."""
+        return self.head(self._normed(tokens, cu_seqlens, positions), targets, self._tied_weight())
+
+    def stats(
+        self, tokens: Tensor, targets: Tensor, cu_seqlens: Tensor | None = None, positions: Tensor | None = None
+    ) -> TokenStats:  # (B, T) each
+        """Loss (without z-loss), lse, entropy and hit of every token. No gradient."""
+        with torch.no_grad():
+            return self.head.stats(self._normed(tokens, cu_seqlens, positions), targets, self._tied_weight())
+
+    def logits(
+        self, tokens: Tensor, cu_seqlens: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:  # (B, T, V)
+        """The logits of every next token."""
+        return self.head.logits(self._normed(tokens, cu_seqlens, positions), self._tied_weight())
+
+    def _normed(self, tokens: Tensor, cu_seqlens: Tensor | None, positions: Tensor | None) -> Tensor:  # (B, T, C)
+        residual = self.embedding(tokens)
+        normed = rms_norm(residual, self.first_norm, eps=self.config.norm_eps)
+        for block in self.blocks:
+            normed, residual = block(normed, residual, self.cos, self.sin, positions, cu_seqlens)
+        return normed
+
+    def _tied_weight(self) -> Tensor | None:
+        return self.embedding.weight if self.config.tied_head else None
+
+    def to_empty(self, *, device: torch.device | str | int | None, recurse: bool = True) -> Decoder:
+        """As torch's, with the rotary table, which no state dict brings."""
+        super().to_empty(device=device, recurse=recurse)
+        self._build_rotary_table(self.cos.device)
+        return self
+
+    def _build_rotary_table(self, device: torch.device | None) -> None:
+        cos, sin = rotary_table(self.sequence, self.config.head_dim, theta=self.config.rope_theta, device=device)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    @torch.no_grad()
+    def init_weights(self, seed: int) -> None:
+        """Norms 1; matrices truncated normal, those that write to the residual stream narrower with depth.
+
+        A parameter's rows are drawn in blocks, each from a seed of its own, which its name and place determine. So the
+        weights do not depend on how many ranks share them, and a rank draws its own rows only.
+        """
+        into_stream = self.config.init_std / math.sqrt(2 * self.config.layers)
+        for name, parameter in self.named_parameters():
+            name = name.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", "")
+            if parameter.dim() == 1:
+                parameter.fill_(1.0)
+            else:
+                narrow = name.endswith(("attention_out.weight", "down.weight"))
+                _truncated_normal_(parameter, into_stream if narrow else self.config.init_std, f"{seed} {name}")
+
+
+def _check(model: config.Model) -> None:
+    if model.heads % model.kv_heads:
+        raise ValueError(f"Decoder: heads ({model.heads}) must be a multiple of kv_heads ({model.kv_heads})")
+    if model.head_dim % 2:
+        raise ValueError(f"Decoder: head_dim ({model.head_dim}) must be even: the rotary embedding turns pairs")
+
+
+def _truncated_normal_(parameter: Tensor, std: float, key: str) -> None:  # (rows, columns), of which a shard is here
+    local, offset = parameter, [0] * parameter.dim()
+    if type(parameter).__name__ == "DTensor":  # by name: importing torch.distributed.tensor costs a second
+        local, offset = _local(parameter)
+    if local.numel() == 0:
+        return
+    generator = torch.Generator(local.device)
+    rows, columns = parameter.shape
+    start, stop = offset[0], offset[0] + local.shape[0]
+    for first in range(start - start % _INIT_ROWS, stop, _INIT_ROWS):
+        digest = hashlib.sha256(f"{key} {first}".encode()).digest()
+        generator.manual_seed(int.from_bytes(digest[:7]))
+        block = torch.empty(min(_INIT_ROWS, rows - first), columns, dtype=local.dtype, device=local.device)
+        nn.init.trunc_normal_(block, std=std, a=-_CUT * std, b=_CUT * std, generator=generator)
+        begin, end = max(first, start), min(first + _INIT_ROWS, stop)
+        local[begin - start : end - start] = block[
+            begin - first : end - first, offset[1] : offset[1] + local.shape[1]
+        ]
+
+
+def _local(parameter: Tensor) -> tuple[Tensor, list[int]]:
+    """A DTensor's shard, and the place of its first element in the whole."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    assert isinstance(parameter, DTensor)
+    _, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
+    return parameter.to_local(), list(offset)

@@ -1,0 +1,19 @@
+"""How gradients change weights: AdamW or Muon, the learning rate of a step, clipping, and the loss scale of fp16.
+
+optimizer = make_optimizer(model, optim, device)        # after fully_shard, which replaces parameters
+scaler = make_scaler(precision, device)                 # does nothing unless precision is fp16
+for step in ...:
+    set_learning_rate(optimizer, optim, step, steps)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    norm = clip(model.parameters(), optim.clip)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+
+from fasttrain.optim.muon import Muon, orthogonalise
+from fasttrain.optim.optimizer import clip, make_optimizer, make_scaler, set_learning_rate
+from fasttrain.optim.schedule import learning_rate
+
+__all__ = ["Muon", "clip", "learning_rate", "make_optimizer", "make_scaler", "orthogonalise", "set_learning_rate"]

@@ -1,0 +1,220 @@
+"""Muon: momentum, orthogonalised, for the matrices of a network; AdamW for its other parameters.
+
+    buffer = momentum * buffer + (1 - momentum) * gradient
+    update = orthogonalise(momentum * buffer + (1 - momentum) * gradient)        (Nesterov's look-ahead)
+    weight = (1 - lr * weight_decay) * weight - lr * adjustment * update
+
+This is the arithmetic of torch.optim.Muon, which as it stands
+
+- iterates in bf16: on a CPU without bf16 units that costs about 50 times as much as fp32;
+- takes a packed projection (queries, keys and values in one weight) for one matrix;
+- all-gathers three times in each of five iterations under fully_shard, and then does the same work on every rank.
+
+Here a sharded matrix travels twice. Matrices are taken in rounds of one for each rank, alike in size: one all-to-all
+brings every rank the whole of its matrix, a second one brings every shard its part of the update, and both travel while
+another round is being worked on. With P elements in matrices over W ranks, a rank sends 2 * P / W elements and does 1 / W
+of the work in a step. The replicas of HSDP do the same work as each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # torch.optim.Muon's: the steepest start that still ends near 1
+ITERATIONS = 5
+EPS = 1e-7
+
+Adjust = Literal["original", "match_rms_adamw"]
+
+
+def orthogonalise(matrix: Tensor, *, scale: float = 1.0) -> Tensor:  # (M, N) -> (M, N)
+    """About scale * U @ V.T of matrix = U @ S @ V.T, by Newton-Schulz iterations in the matrix's dtype."""
+    a, b, c = COEFFICIENTS
+    x = matrix.mT if matrix.size(0) > matrix.size(1) else matrix  # the product below is as small as it can be
+    x = x / x.norm().clamp(min=EPS)  # the Frobenius norm bounds the largest singular value
+    for iteration in range(ITERATIONS):
+        gram = x @ x.mT
+        polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        factor = scale if iteration == ITERATIONS - 1 else 1.0
+        x = torch.addmm(x, polynomial, x, beta=factor * a, alpha=factor)
+    return x.mT if matrix.size(0) > matrix.size(1) else x
+
+
+def adjustment(matrix: Tensor, adjust: Adjust) -> float:
+    """What an update is multiplied by, so that one learning rate fits matrices of every shape.
+
+    original: an update changes outputs by as much whatever the width, so a learning rate tuned on a narrow model holds for a
+    wide one. match_rms_adamw: an update's elements are as large as AdamW's usually are, so AdamW's learning rate holds.
+    """
+    rows, columns = matrix.shape
+    return math.sqrt(max(1, rows / columns)) if adjust == "original" else 0.2 * math.sqrt(max(rows, columns))
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon on `matrices` (parameter -> rows of the matrices packed in it), AdamW on the groups of `others`.
+
+    One optimizer, so that a checkpoint holds one state, and a scaler that finds an infinite gradient skips all of a step.
+    """
+
+    def __init__(
+        self,
+        matrices: Mapping[Tensor, Sequence[int]],
+        others: list[dict[str, Any]],
+        *,
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        adjust: Adjust = "original",
+        fused: bool | None = None,
+        name: str = "muon",
+    ) -> None:
+        self._rows = {p: list(rows) for p, rows in matrices.items()}
+        self._adjust = adjust
+        self._ranks = _shard_group(list(matrices))
+        self._adamw = torch.optim.AdamW(others, fused=fused) if others else None
+        group = dict(name=name, params=list(matrices), lr=lr, momentum=momentum, weight_decay=weight_decay)
+        super().__init__([group, *(self._adamw.param_groups if self._adamw else [])], {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        self._step_matrices(self.param_groups[0])
+        if self._adamw:
+            self._adamw.param_groups, self._adamw.state = (
+                self.param_groups[1:],
+                self.state,
+            )  # load_state_dict makes new ones
+            self._adamw.step()
+        return loss
+
+    def _step_matrices(self, group: dict[str, Any]) -> None:
+        params = sorted((p for p in group["params"] if p.grad is not None), key=Tensor.numel, reverse=True)
+        size = self._ranks.size() if self._ranks else 1
+        rounds = [_Round(params[i : i + size], self._ranks) for i in range(0, len(params), size)]
+        ahead: _Round | None = None
+        for current, following in zip(rounds, [*rounds[1:], None], strict=True):
+            if ahead is None:
+                current.gather(self._momentum(current.params, group))
+            matrix = current.matrix()
+            if following:
+                following.gather(self._momentum(following.params, group))
+            current.scatter(self._update(matrix, current.own))
+            if ahead:
+                self._apply(ahead, group)  # has travelled while this round's matrix was worked on
+            ahead = current
+        if ahead:
+            self._apply(ahead, group)
+
+    def _momentum(self, params: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        """This rank's shards of what is to be orthogonalised."""
+        ahead = []
+        for p in params:
+            state = self.state[p]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(p)
+            gradient, buffer = _local(p.grad), _local(state["momentum_buffer"])
+            buffer.lerp_(gradient, 1 - group["momentum"])
+            ahead.append(gradient.lerp(buffer, group["momentum"]).to(_precision(gradient.device)))
+        return ahead
+
+    def _update(self, matrix: Tensor | None, param: Tensor | None) -> Tensor | None:
+        if matrix is None or param is None:
+            return None
+        parts = matrix.split(self._rows[param])
+        return torch.cat([orthogonalise(x, scale=adjustment(x, self._adjust)) for x in parts])
+
+    def _apply(self, done: _Round, group: dict[str, Any]) -> None:
+        for p, update in zip(done.params, done.updates(), strict=True):
+            weight = _local(p)
+            weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(update.view_as(weight), alpha=-group["lr"])
+
+
+class _Round:
+    """Up to one matrix for each rank, on the way from the shards to the ranks that work on them, and back."""
+
+    def __init__(self, params: list[Tensor], ranks: dist.ProcessGroup | None) -> None:
+        rank, size = (ranks.rank(), ranks.size()) if ranks else (0, 1)
+        self.params = params
+        self.own = params[rank] if rank < len(params) else None
+        self._ranks = ranks
+        self._shards = [_local(p).numel() for p in params] + [0] * (size - len(params))  # of each rank's matrix, here
+        self._pieces = (
+            _shard_sizes(self.own, size) if self.own is not None else [0] * size
+        )  # of the own matrix, by rank
+        self._buffers: tuple[Tensor, ...] = ()  # sent and received; both must live until the work is done
+        self._work: dist.Work | None = None
+
+    def gather(self, shards: list[Tensor]) -> None:
+        self._exchange(torch.cat([x.flatten() for x in shards]), self._shards, self._pieces)
+
+    def matrix(self) -> Tensor | None:
+        arrived = self._arrived()
+        return None if self.own is None else arrived.view(self.own.shape)
+
+    def scatter(self, update: Tensor | None) -> None:
+        self._exchange(self._buffers[-1] if update is None else update.flatten(), self._pieces, self._shards)
+
+    def updates(self) -> tuple[Tensor, ...]:
+        return self._arrived().split(self._shards)[: len(self.params)]
+
+    def _exchange(self, send: Tensor, sends: list[int], receives: list[int]) -> None:
+        if self._ranks is None:
+            self._buffers = (send,)
+            return
+        receive = send.new_empty(sum(receives))
+        self._buffers = (send, receive)
+        self._work = dist.all_to_all_single(receive, send, receives, sends, group=self._ranks, async_op=True)
+
+    def _arrived(self) -> Tensor:
+        if self._work:
+            self._work.wait()
+        self._work = None
+        return self._buffers[-1]
+
+
+def _shard_group(params: list[Tensor]) -> dist.ProcessGroup | None:
+    """The ranks that hold the shards of every parameter; None where a parameter is whole on its rank."""
+    layouts = {_layout(p) for p in params}
+    if len(layouts) > 1:
+        raise ValueError(f"Muon: all matrices must be sharded alike, and came as {', '.join(map(str, layouts))}")
+    layout = layouts.pop()
+    if layout is None:
+        return None
+    from torch.distributed.tensor import Shard
+
+    mesh, placements = layout
+    sharded = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
+    if len(sharded) > 1 or any(placements[dim] != Shard(0) for dim in sharded):
+        raise ValueError(f"Muon: matrices placed as {placements} cannot be gathered; shard their rows, once: Shard(0)")
+    return mesh.get_group(sharded[0]) if sharded and mesh.size(sharded[0]) > 1 else None
+
+
+def _layout(param: Any) -> tuple[Any, ...] | None:
+    return (param.device_mesh, param.placements) if _is_dtensor(param) else None
+
+
+def _shard_sizes(param: Tensor, size: int) -> list[int]:
+    """Elements on each rank: Shard(0) cuts rows as torch.chunk does, and the last ranks may go short."""
+    rows, columns = param.shape
+    chunk = -(-rows // size)
+    return [min(max(rows - rank * chunk, 0), chunk) * columns for rank in range(size)]
+
+
+def _precision(device: torch.device) -> torch.dtype:
+    """Of the iterations: bf16 is enough for them, where there are units for it."""
+    bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if bf16 else torch.float32
+
+
+def _local(tensor: Any) -> Tensor:
+    return tensor.to_local() if _is_dtensor(tensor) else tensor
+
+
+def _is_dtensor(tensor: Any) -> bool:
+    return type(tensor).__name__ == "DTensor"  # by name: importing torch.distributed.tensor costs a second

@@ -1,0 +1,109 @@
+"""The optimizer of a run: which parameter is updated by which rule, and with what settings at a step.
+
+Weights of two or more dimensions decay, embedding and head among them; norms and biases do not. (A tied embedding is the
+head as well, and decay is what bounds its logits.) Under Muon the matrices of blocks are Muon's, all others AdamW's.
+
+The settings of every group are written anew at each step, so that a checkpoint restores averages and counts of steps but
+never a learning rate: a run that is resumed with changed settings uses the changed ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fasttrain import config
+from fasttrain.optim.muon import Muon
+from fasttrain.optim.schedule import learning_rate
+
+
+def make_optimizer(model: nn.Module, optim: config.Optim, device: torch.device) -> torch.optim.Optimizer:
+    """AdamW, or Muon with AdamW for the rest; to be made after fully_shard, which replaces parameters.
+
+    Blocks are what an nn.ModuleList holds. A module may declare `muon_splits`, a mapping from a name relative to itself to
+    the rows of the matrices packed in that parameter, for example {"qkv.weight": (512, 128, 128)}.
+    """
+    named = {_plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}  # a tied parameter once
+    matrices = _matrices(model, named) if optim.kind == "muon" else {}
+    others = [p for p in named.values() if p not in matrices]
+    members = {"decay": [p for p in others if p.ndim >= 2], "no_decay": [p for p in others if p.ndim < 2]}
+    groups = [
+        {"name": name, "params": params, **_settings(optim, name)}
+        for name, params in members.items()
+        if len(params) > 0
+    ]
+    fused = device.type in ("cpu", "cuda")  # one pass over weights, gradients and averages; others: torch's choice
+    if not matrices:
+        return torch.optim.AdamW(groups, fused=fused or None)
+    return Muon(matrices, groups, fused=fused or None, name="muon", **_settings(optim, "muon"))
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, optim: config.Optim, step: int, steps: int) -> float:
+    """Write the settings of a step into the optimizer's groups; the learning rate of AdamW's."""
+    factor = learning_rate(optim, step, steps)
+    for group in optimizer.param_groups:
+        settings = _settings(optim, group["name"])
+        group.update(settings, lr=settings["lr"] * factor)
+    return optim.lr * factor
+
+
+@torch.no_grad()
+def clip(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+    """Scale gradients in place to a norm of at most max_norm (0: leave them); the norm before, of all ranks' shards.
+
+    The host never waits for the norm. One that is infinite or NaN makes every gradient NaN or zero, as in torch.
+    """
+    parameters = [p for p in parameters if p.grad is not None]
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if hasattr(norm, "full_tensor"):  # a DTensor, whose import costs a second
+        norm = norm.full_tensor()
+    if max_norm > 0:
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm
+
+
+def make_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
+    """The loss scale of fp16; with any other precision, an object with the same methods that leaves everything alone.
+
+    It is right under fully_shard as it stands: whether a gradient is infinite is reduced over all shards, so either every
+    rank skips a step or none does.
+    """
+    return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+
+
+def _settings(optim: config.Optim, group: str) -> dict[str, Any]:
+    """A group's settings at the peak of the schedule."""
+    if group == "muon":
+        return dict(lr=optim.muon_lr, momentum=optim.muon_momentum, weight_decay=optim.weight_decay)
+    weight_decay = optim.weight_decay if group == "decay" else 0.0
+    return dict(lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=weight_decay)
+
+
+def _matrices(model: nn.Module, named: dict[str, nn.Parameter]) -> dict[Tensor, tuple[int, ...]]:
+    """Muon's parameters, each with the rows of the matrices packed in it."""
+    modules = {_plain_name(name): module for name, module in model.named_modules()}
+    lists = tuple(f"{name}." for name, module in modules.items() if isinstance(module, nn.ModuleList))
+    splits = {
+        f"{name}.{parameter}" if name else parameter: tuple(rows)
+        for name, module in modules.items()
+        for parameter, rows in getattr(module, "muon_splits", {}).items()
+    }
+    rows = {name: splits.pop(name, (p.size(0),)) for name, p in named.items() if p.ndim == 2 and name.startswith(lists)}
+    if splits:
+        raise ValueError(f"muon_splits names {', '.join(sorted(splits))}: no 2-D parameter of a block has that name")
+    if not rows:
+        raise ValueError(
+            'optim.kind "muon": the model has no 2-D parameter in an nn.ModuleList; use optim.kind "adamw"'
+        )
+    for name, parts in rows.items():
+        if sum(parts) != named[name].size(0):
+            raise ValueError(f"muon_splits: the rows of {name} {parts} must add up to its {named[name].size(0)} rows")
+    return {named[name]: parts for name, parts in rows.items()}
+
+
+def _plain_name(name: str) -> str:
+    """A parameter's or module's name without what compiling and recomputing wrappers add to it."""
+    return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
