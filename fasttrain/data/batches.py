@@ -1,14 +1,14 @@
 """The batch of a step: a pure function of dataset, seed, step and global batch. There is no loader state to save.
 
-The stream is cut into samples of T + 1 tokens at every T-th token: inputs are the first T, targets the last T, and neighbours
-share a token, so that each token is a target once per epoch (but the first, and fewer than T at the end). The samples of a
-step, in the order of order.py, are dealt out to ranks in contiguous slices, so that their union does not depend on the
-number of ranks.
+The stream is cut into samples of T + 1 tokens at every T-th token: inputs are the first T, targets the last T, and
+neighbours share a token, so that each token is a target once per epoch (but the first, and fewer than T at the end).
+The samples of a step, in the order of order.py, are dealt out to ranks in contiguous slices, so that their union does
+not depend on the number of ranks.
 
-With a document mask, a document is visible to itself only. cu_seqlens says where documents begin in the flattened batch; a
-sample begins one as well. Positions restart at 0 with each. The last token of a document has the next document's first token
-as its target: that is the separator, the right thing to predict at the end of a text, and does not depend on which document
-follows. Where a dataset has no separator there, nothing could predict the target, and it is IGNORED.
+With a document mask, a document is visible to itself only. cu_seqlens says where documents begin in the flattened
+batch; a sample begins one as well. Positions restart at 0 with each. The last token of a document has the next
+document's first token as its target: that is the separator, the right thing to predict at the end of a text whichever
+document follows. Where a dataset has no separator there, nothing could predict the target, and it is IGNORED.
 
 B samples, T tokens of a sample, N documents.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,8 +35,8 @@ class Dataset:
 
     @property
     def digest(self) -> str:
-        """Equal for equal data: dataset.json holds the checksums of everything else."""
-        return hashlib.sha256(self.manifest.dump().encode()).hexdigest()
+        """Equal for equal data, wherever it came from: dataset.json holds the checksums of everything else."""
+        return hashlib.sha256(replace(self.manifest, source="").dump().encode()).hexdigest()
 
     def split(self, name: str) -> TokenStream:
         """ "train" or "validation"."""

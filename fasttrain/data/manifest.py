@@ -12,6 +12,7 @@ from typing import Any
 FORMAT = "fasttrain dataset"
 VERSION = 1
 NAME = "dataset.json"
+AGAIN = "copy it again, or prepare the dataset again"
 PARTIAL = ".partial-"  # in the name of a directory that a writer has not finished
 
 
@@ -29,15 +30,10 @@ class File:
         try:
             size = os.stat(path).st_size
         except FileNotFoundError:
-            raise FileNotFoundError(
-                f"dataset: {path} is missing; copy it again, or prepare the dataset again"
-            ) from None
+            raise FileNotFoundError(f"dataset: {path} is missing; {AGAIN}") from None
         if size != self.size:
             state = "truncated, or still being copied" if size < self.size else "not the file that was prepared"
-            raise ValueError(
-                f"dataset: {path} has {size} bytes instead of {self.size}: {state}; copy it again, or prepare the "
-                "dataset again"
-            )
+            raise ValueError(f"dataset: {path} has {size} bytes instead of {self.size}: {state}; {AGAIN}")
 
     def check_content(self, directory: Path) -> None:
         """Raise unless the file is what was written. Reads it whole."""
@@ -47,7 +43,7 @@ class File:
         if found != self.sha256:
             raise ValueError(
                 f"dataset: {directory / self.name} has changed since it was prepared (sha256 {found[:12]}..., was "
-                f"{self.sha256[:12]}...); copy it again, or prepare the dataset again"
+                f"{self.sha256[:12]}...); {AGAIN}"
             )
 
 
@@ -80,6 +76,8 @@ class Manifest:
     def read(cls, directory: Path) -> Manifest:
         """Raise an error that says what is wrong, and what to do, unless `directory` holds a finished dataset."""
         path = directory / NAME
+        if PARTIAL in directory.name:  # it may have everything but its name
+            raise ValueError(f"dataset: {directory} was never finished: its preparation stopped early; prepare it again")
         try:
             text = path.read_text("utf-8")
         except (FileNotFoundError, NotADirectoryError):
@@ -87,9 +85,7 @@ class Manifest:
         try:
             found = json.loads(text)
         except ValueError as error:
-            raise ValueError(
-                f"dataset: {path} is damaged ({error}); copy it again, or prepare the dataset again"
-            ) from None
+            raise ValueError(f"dataset: {path} is damaged ({error}); {AGAIN}") from None
         if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
             raise ValueError(f'dataset: {path} does not say "format": "{FORMAT}", so another program has written it')
         version = found.pop("version", None)
@@ -101,9 +97,7 @@ class Manifest:
         try:
             manifest = _parsed(found)
         except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(
-                f"dataset: {path} is damaged ({error}); copy it again, or prepare the dataset again"
-            ) from None
+            raise ValueError(f"dataset: {path} is damaged ({error}); {AGAIN}") from None
         manifest._check(directory)
         return manifest
 
@@ -120,8 +114,8 @@ class Manifest:
             written = sum(shard.size for shard in split.shards)
             if width is None or written != width * split.tokens or split.index.size != 8 * split.documents:
                 raise ValueError(
-                    f"dataset: {directory / NAME} contradicts itself: {name} has {split.tokens} tokens of {self.dtype} in "
-                    f"{written} bytes, {split.documents} documents in {split.index.size} bytes; prepare the dataset again"
+                    f"dataset: {directory / NAME} contradicts itself: {name} has {split.tokens} tokens of {self.dtype} "
+                    f"in {written} bytes, {split.documents} documents in {split.index.size} bytes; {AGAIN}"
                 )
 
 
@@ -134,14 +128,10 @@ def _parsed(found: dict[str, Any]) -> Manifest:
 
 
 def _not_a_dataset(directory: Path) -> Exception:
-    if PARTIAL in directory.name:
-        return ValueError(f"dataset: {directory} was never finished: its preparation stopped early; prepare it again")
     if not directory.exists():
         return FileNotFoundError(
             f"dataset: {directory} does not exist; name a prepared dataset, or none for Python's standard library"
         )
     if not directory.is_dir():
         return ValueError(f"dataset: {directory} is a file; name the directory that holds {NAME}")
-    return ValueError(
-        f"dataset: {directory} has no {NAME}: it is no dataset, or was copied only in part; copy it again"
-    )
+    return ValueError(f"dataset: {directory} has no {NAME}: no dataset, or copied in part; copy it again")

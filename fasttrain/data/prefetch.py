@@ -13,8 +13,8 @@ Item = TypeVar("Item")
 class Prefetcher(Generic[Item]):
     """`at(step)`, as `read(step)` gives it, with the `ahead` steps after it read meanwhile.
 
-    Steps may come in any order: what was read for steps no longer ahead is dropped. An error of `read` is raised by the `at` of
-    its own step. Use as a context, or call close().
+    Steps may come in any order: what was read for steps no longer ahead is dropped. An error of `read` is raised by the
+    `at` of its own step. Use as a context, or call close().
     """
 
     def __init__(self, read: Callable[[int], Item], *, ahead: int, stop: int | None = None) -> None:

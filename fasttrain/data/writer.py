@@ -7,7 +7,6 @@ import os
 import shutil
 import uuid
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -17,7 +16,10 @@ SHARD_TOKENS = 2**30  # 2 or 4 GB: convenient to copy, and a trillion tokens sti
 
 
 def holds_out(document: bytes, share: float) -> bool:
-    """Whether a document belongs to validation. Its content alone decides: adding documents moves none, copies stay together."""
+    """Whether a document belongs to validation.
+
+    Its content alone decides, so that adding documents moves none, and copies stay together.
+    """
     digest = hashlib.blake2b(document, digest_size=8, person=b"fasttrain split").digest()
     return int.from_bytes(digest, "little") < share * 2**64
 
@@ -61,9 +63,7 @@ class DatasetWriter:
     def __enter__(self) -> DatasetWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
                 self._publish()
@@ -145,7 +145,7 @@ class _GrowingFile:
 
     def __init__(self, path: Path) -> None:
         self._name = path.name
-        self._file = open(path, "wb", buffering=2**20)
+        self._file = open(path, "wb", buffering=2**20)  # noqa: SIM115 (lives as long as this)
         self._hash = hashlib.sha256()
         self._size = 0
 

@@ -11,9 +11,9 @@ This is the arithmetic of torch.optim.Muon, which as it stands
 - all-gathers three times in each of five iterations under fully_shard, and then does the same work on every rank.
 
 Here a sharded matrix travels twice. Matrices are taken in rounds of one for each rank, alike in size: one all-to-all
-brings every rank the whole of its matrix, a second one brings every shard its part of the update, and both travel while
-another round is being worked on. With P elements in matrices over W ranks, a rank sends 2 * P / W elements and does 1 / W
-of the work in a step. The replicas of HSDP do the same work as each other.
+brings every rank the whole of its matrix, a second one brings every shard its part of the update, and both travel
+while another round is being worked on. With P elements in matrices over W ranks, a rank sends 2 * P / W elements and
+does 1 / W of the work in a step. The replicas of HSDP do the same work as each other.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def orthogonalise(matrix: Tensor, *, scale: float = 1.0) -> Tensor:  # (M, N) ->
 def adjustment(matrix: Tensor, adjust: Adjust) -> float:
     """What an update is multiplied by, so that one learning rate fits matrices of every shape.
 
-    original: an update changes outputs by as much whatever the width, so a learning rate tuned on a narrow model holds for a
-    wide one. match_rms_adamw: an update's elements are as large as AdamW's usually are, so AdamW's learning rate holds.
+    original: an update changes outputs by as much at any width, so a learning rate tuned on a narrow model suits a wide
+    one. match_rms_adamw: an update's elements are as large as AdamW's usually are, so AdamW's learning rate suits.
     """
     rows, columns = matrix.shape
     return math.sqrt(max(1, rows / columns)) if adjust == "original" else 0.2 * math.sqrt(max(rows, columns))
@@ -59,7 +59,7 @@ def adjustment(matrix: Tensor, adjust: Adjust) -> float:
 class Muon(torch.optim.Optimizer):
     """Muon on `matrices` (parameter -> rows of the matrices packed in it), AdamW on the groups of `others`.
 
-    One optimizer, so that a checkpoint holds one state, and a scaler that finds an infinite gradient skips all of a step.
+    One optimizer, so that a checkpoint holds one state, and a scaler that finds an infinite gradient skips it whole.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """The optimizer of a run: which parameter is updated by which rule, and with what settings at a step.
 
-Weights of two or more dimensions decay, embedding and head among them; norms and biases do not. (A tied embedding is the
-head as well, and decay is what bounds its logits.) Under Muon the matrices of blocks are Muon's, all others AdamW's.
+Weights of two or more dimensions decay, embedding and head among them; norms and biases do not. (A tied embedding is
+the head as well, and decay is what bounds its logits.) Under Muon the matrices of blocks are Muon's, the rest AdamW's.
 
-The settings of every group are written anew at each step, so that a checkpoint restores averages and counts of steps but
-never a learning rate: a run that is resumed with changed settings uses the changed ones.
+The settings of every group are written anew at each step, so that a checkpoint restores averages and counts of steps
+but never a learning rate: a run that is resumed with changed settings uses the changed ones.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from fasttrain.optim.schedule import learning_rate
 def make_optimizer(model: nn.Module, optim: config.Optim, device: torch.device) -> torch.optim.Optimizer:
     """AdamW, or Muon with AdamW for the rest; to be made after fully_shard, which replaces parameters.
 
-    Blocks are what an nn.ModuleList holds. A module may declare `muon_splits`, a mapping from a name relative to itself to
-    the rows of the matrices packed in that parameter, for example {"qkv.weight": (512, 128, 128)}.
+    Blocks are what an nn.ModuleList holds. A module that packs several matrices in one parameter declares their rows as
+    `muon_splits`, with names relative to itself: {"qkv.weight": (512, 128, 128)}.
     """
-    named = {_plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}  # a tied parameter once
+    named = {_plain_name(name): p for name, p in model.named_parameters()}  # a tied parameter once
     matrices = _matrices(model, named) if optim.kind == "muon" else {}
-    others = [p for p in named.values() if p not in matrices]
+    others = [p for p in named.values() if p.requires_grad and p not in matrices]
     members = {"decay": [p for p in others if p.ndim >= 2], "no_decay": [p for p in others if p.ndim < 2]}
     groups = [
         {"name": name, "params": params, **_settings(optim, name)}
@@ -68,8 +68,8 @@ def clip(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
 def make_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
     """The loss scale of fp16; with any other precision, an object with the same methods that leaves everything alone.
 
-    It is right under fully_shard as it stands: whether a gradient is infinite is reduced over all shards, so either every
-    rank skips a step or none does.
+    Under fully_shard it needs no help: torch reduces "a gradient is infinite" over all shards, so either every rank
+    skips a step or none does.
     """
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
@@ -91,19 +91,17 @@ def _matrices(model: nn.Module, named: dict[str, nn.Parameter]) -> dict[Tensor, 
         for name, module in modules.items()
         for parameter, rows in getattr(module, "muon_splits", {}).items()
     }
-    rows = {name: splits.pop(name, (p.size(0),)) for name, p in named.items() if p.ndim == 2 and name.startswith(lists)}
-    if splits:
-        raise ValueError(f"muon_splits names {', '.join(sorted(splits))}: no 2-D parameter of a block has that name")
-    if not rows:
-        raise ValueError(
-            'optim.kind "muon": the model has no 2-D parameter in an nn.ModuleList; use optim.kind "adamw"'
-        )
-    for name, parts in rows.items():
-        if sum(parts) != named[name].size(0):
-            raise ValueError(f"muon_splits: the rows of {name} {parts} must add up to its {named[name].size(0)} rows")
-    return {named[name]: parts for name, parts in rows.items()}
+    matrices = {name: p for name, p in named.items() if p.ndim == 2 and name.startswith(lists)}
+    for name, rows in splits.items():
+        if name not in matrices:
+            raise ValueError(f"muon_splits: {name} is not the name of a 2-D parameter of a block")
+        if sum(rows) != matrices[name].size(0):
+            raise ValueError(f"muon_splits: {name} {rows} must add up to its {matrices[name].size(0)} rows")
+    if not any(p.requires_grad for p in matrices.values()):
+        raise ValueError('optim.kind "muon": no 2-D parameter in an nn.ModuleList to train; use optim.kind "adamw"')
+    return {p: splits.get(name, (p.size(0),)) for name, p in matrices.items() if p.requires_grad}
 
 
 def _plain_name(name: str) -> str:
-    """A parameter's or module's name without what compiling and recomputing wrappers add to it."""
-    return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
+    """A module's or parameter's name without what compiling and recomputing wrappers add to it."""
+    return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "_checkpoint_wrapped_module"))

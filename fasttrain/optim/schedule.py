@@ -40,9 +40,8 @@ def _check(optim: config.Optim, step: int, steps: int) -> None:
     if optim.schedule == "wsd":
         if not 0 < optim.decay_fraction <= 1:
             raise ValueError(f"optim.decay_fraction ({optim.decay_fraction}) is a share of the run: above 0, at most 1")
-        if optim.warmup > steps * (1 - optim.decay_fraction):
+        if optim.warmup + steps * optim.decay_fraction > steps:
             raise ValueError(
-                f"optim.warmup ({optim.warmup}) reaches into the decay, which starts at step "
-                f"{steps * (1 - optim.decay_fraction):g} (optim.decay_fraction {optim.decay_fraction} of {steps} steps): "
-                "lower either of them"
+                f"optim.warmup ({optim.warmup}) and the decay (optim.decay_fraction {optim.decay_fraction} of {steps} "
+                "steps) are longer than the run together: lower one of them"
             )

@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttrain_kernels._checks import check_tensors, rows, shape, wide
-from fasttrain_kernels._registration import multiprocessor_count, register
+from fasttrain_kernels._registration import multiprocessor_count, register, warps
 
 _WIDEST = 16384  # features of a row that the registers of one program hold; wider rows take the plain torch form
 
@@ -180,22 +180,23 @@ def _launch_options(
     loaded: list[Tensor],  # what each iteration reads
     *,
     min_rows: int,  # for each program, unless that leaves multiprocessors idle
-    max_warps: int,  # on a multiprocessor: what its registers and shared memory hold
+    max_threads: int,  # on a multiprocessor: what its registers and shared memory hold
 ) -> tuple[tuple[int], dict[str, int]]:
     """Grid and options of a launch whose programs stay for many rows."""
     block = triton.next_power_of_2(N)
-    # 16 bf16 or 8 float32 per thread: two 128-bit accesses. Nothing spills up to N = 8192. At 16,384, x, dout, weight
-    # and dweight of one row fill the registers of a multiprocessor, and backward spills some. Not 32 warps: AMD's have
-    # 64 lanes, and a program at most 1,024 threads.
-    tile_rows = max(1, 8192 // (block * loaded[0].element_size()))
-    num_warps = 8 if block <= 4096 else 16
+    # 16 bf16 or 8 float32 per thread: two 128-bit accesses, or one where three tensors are read (two would spill at
+    # N = 2048 on sm_100). Nothing spills up to N = 8192. At 16,384, x, dout, weight and dweight of one row fill the
+    # registers of a multiprocessor, and backward spills some; 1,024 threads do too.
+    tensor_bytes = 8192 if len(loaded) < 3 else 4096
+    tile_rows = max(1, tensor_bytes // (block * loaded[0].element_size()))
+    threads = 256 if block <= 4096 else 512
     # Bytes in flight hide the latency of memory, some 32 KB for each multiprocessor of an H100. So the next tiles, 16
     # to 48 KB, are copied to shared memory while this one is computed. Twice that fits the smallest one (sm_86).
     tile_bytes = sum(tensor.element_size() for tensor in loaded) * tile_rows * block
     stages = 3 if tile_bytes <= 16 * 1024 else 2 if tile_bytes <= 48 * 1024 else 1
     sms = multiprocessor_count(loaded[0].device)
-    per_sm = min(max_warps // num_warps, max(1, M // (min_rows * sms)))
-    options = {"ROWS": tile_rows, "BLOCK": block, "STAGES": stages, "num_warps": num_warps}
+    per_sm = min(max_threads // threads, max(1, M // (min_rows * sms)))
+    options = {"ROWS": tile_rows, "BLOCK": block, "STAGES": stages, "num_warps": warps(threads, loaded[0].device)}
     return (min(triton.cdiv(M, tile_rows), sms * per_sm),), options
 
 
@@ -212,7 +213,7 @@ def _forward(
     M, N = x.shape
     # 16 rows: reading weight once per program then adds at most 1/32 to what the rows move.
     loaded = [x] if residual is None else [x, residual]
-    grid, options = _launch_options(M, N, loaded, min_rows=16, max_warps=32 // len(loaded))
+    grid, options = _launch_options(M, N, loaded, min_rows=16, max_threads=1024 // len(loaded))
     _rms_norm_fwd_kernel[grid](
         *(x, residual, None if weight is None else weight.contiguous(), out, total, rstd),
         *(x.stride(0), 0 if residual is None else residual.stride(0), M, N),
@@ -243,7 +244,7 @@ def _backward(
     # With dweight, a program reads weight, writes a row of float32, and that is read again: 10 bytes per column beside
     # at least 6 per row and column, so that 48 rows keep it below 4 %.
     loaded = [dout, x] if dtotal is None else [dout, x, dtotal]
-    grid, options = _launch_options(M, N, loaded, min_rows=48 if need_dweight else 16, max_warps=16)
+    grid, options = _launch_options(M, N, loaded, min_rows=48 if need_dweight else 16, max_threads=512)
     partials = torch.empty(grid[0], N, dtype=torch.float32, device=x.device) if need_dweight else None
     _rms_norm_bwd_kernel[grid](
         *(dout, dtotal, x, None if weight is None else weight.contiguous(), rstd, dx if need_dx else None, partials),

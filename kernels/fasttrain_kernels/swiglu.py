@@ -20,10 +20,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttrain_kernels._checks import check_tensors, empty_like_contiguous, rows, shape, wide
-from fasttrain_kernels._registration import register
+from fasttrain_kernels._registration import register, warps
 
-_BLOCK = 1024  # 4 warps x 32 lanes x 8 bf16: one 128-bit access per lane and tensor
-_NUM_WARPS = 4
+_BLOCK = 1024
+_THREADS = 128  # x 8 bf16: one 128-bit access per thread and tensor
 
 
 def swiglu_reference(gate: Tensor, up: Tensor) -> Tensor:  # (..., F), (..., F) -> (..., F)
@@ -86,7 +86,7 @@ def _forward(gate: Tensor, up: Tensor) -> Tensor:
     M, F = gate.shape
     num_tiles, block = _tiles(F)
     _swiglu_fwd_kernel[(M * num_tiles,)](
-        gate, up, out, gate.stride(0), up.stride(0), F, num_tiles, BLOCK=block, num_warps=_NUM_WARPS
+        gate, up, out, gate.stride(0), up.stride(0), F, num_tiles, BLOCK=block, num_warps=warps(_THREADS, out.device)
     )
     return out
 
@@ -114,7 +114,7 @@ def _launch_backward(
         BLOCK=block,
         NEED_DGATE=need_dgate,
         NEED_DUP=need_dup,
-        num_warps=_NUM_WARPS,
+        num_warps=warps(_THREADS, dout.device),
     )
 
 

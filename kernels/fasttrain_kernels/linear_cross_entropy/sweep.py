@@ -114,7 +114,7 @@ def _matmul(a: Tensor, b: Tensor, *, out: Tensor, accumulate: bool = False) -> N
             return
         try:
             torch.addmm(out, a, b, out_dtype=out.dtype, out=out)
-        except RuntimeError:  # some releases want the accumulator in the dtype of a; refused before anything is computed
+        except RuntimeError:  # some releases want the accumulator in a.dtype, and refuse before they compute
             out.add_(torch.mm(a, b, out_dtype=out.dtype))
     elif a.is_cuda and a.dtype == torch.bfloat16:  # ROCm's BLAS delivers bf16: chunks are rounded, their sum is not
         out.add_(a @ b) if accumulate else out.copy_(a @ b)

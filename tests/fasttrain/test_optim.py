@@ -1,0 +1,567 @@
+"""Optimizers against torch's, one process and many ranks; the schedules against closed forms and torch's."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from fasttrain import config
+from fasttrain.optim import (
+    Muon,
+    clip,
+    learning_rate,
+    make_optimizer,
+    make_scaler,
+    muon,
+    orthogonalise,
+    set_learning_rate,
+)
+
+CPU = torch.device("cpu")
+KINDS = ("adamw", "muon")
+
+
+class Block(nn.Module):
+    """Packed projections, odd sizes, a matrix with fewer rows than four ranks, a norm and a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.muon_splits = {"qkv.weight": (20, 9, 9)}
+        self.norm = nn.LayerNorm(20)
+        self.qkv = nn.Linear(20, 38, bias=False)
+        self.mix = nn.Linear(38, 3)
+        self.out = nn.Linear(3, 20, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.out(self.mix(self.qkv(self.norm(x))))
+
+
+class Net(nn.Module):
+    """An embedding, which is the head too, and blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(33, 20)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(20, 33, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:  # (B, T) -> ()
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), tokens.roll(-1, 1).flatten())
+
+
+def full(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def give_gradients(model: nn.Module, step: int) -> None:
+    """Gradients that are the same whatever the sharding."""
+    generator = torch.Generator().manual_seed(step)
+    for p in model.parameters():
+        gradient = torch.randn(p.shape, generator=generator)
+        p.grad = distribute_tensor(gradient, p.device_mesh, p.placements) if isinstance(p, DTensor) else gradient
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> dict[str, Tensor]:
+    for step in steps:
+        give_gradients(model, step)
+        clip(model.parameters(), 1.0)
+        optimizer.step()
+    return {name: full(p).detach().clone() for name, p in model.named_parameters()}
+
+
+def optim(**changes: Any) -> config.Optim:
+    return replace(config.Optim(), **changes)
+
+
+# The learning rate
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 7])
+@pytest.mark.parametrize("final", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_schedules_are_those_of_torch_with_a_warm_up_before_them(schedule: str, final: float, warmup: int) -> None:
+    steps = 40
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedulers = torch.optim.lr_scheduler
+    after: Any = {
+        "constant": lambda: schedulers.ConstantLR(optimizer, factor=1.0),
+        "linear": lambda: schedulers.LinearLR(optimizer, 1.0, final, total_iters=steps - warmup),
+        "cosine": lambda: schedulers.CosineAnnealingLR(optimizer, steps - warmup, eta_min=final),
+    }[schedule]()
+    if warmup:
+        before = schedulers.LinearLR(optimizer, 1 / (warmup + 1), total_iters=warmup)
+        after = schedulers.SequentialLR(optimizer, [before, after], [warmup])
+    section = optim(schedule=schedule, final=final, warmup=warmup)
+    for step in range(steps):
+        assert learning_rate(section, step, steps) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-9), step
+        optimizer.step()
+        after.step()
+    assert learning_rate(section, steps, steps) == pytest.approx(1.0 if schedule == "constant" else final)
+
+
+def test_wsd_is_constant_until_the_last_share_of_the_run_and_linear_after() -> None:
+    section = optim(schedule="wsd", warmup=9, decay_fraction=0.25, final=0.2)
+    rates = [learning_rate(section, step, 100) for step in range(101)]
+    assert rates[:9] == pytest.approx([(step + 1) / 10 for step in range(9)])
+    assert rates[9:76] == [1.0] * 67
+    assert rates[75:] == pytest.approx([1 - 0.8 * (step - 75) / 25 for step in range(75, 101)])
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "wsd"])
+def test_a_run_of_one_step_has_the_peak_and_a_step_past_the_end_the_last_rate(schedule: str) -> None:
+    assert learning_rate(optim(schedule=schedule, warmup=0), 0, 1) == 1.0
+    section = optim(schedule=schedule, warmup=3)
+    assert learning_rate(section, 10**6, 50) == learning_rate(section, 50, 50)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(
+    steps=st.integers(1, 60), share=st.floats(0, 0.99), final=st.floats(0, 1), decay=st.floats(0.01, 1), data=st.data()
+)
+def test_rates_rise_to_the_peak_and_then_only_fall(
+    steps: int, share: float, final: float, decay: float, data: st.DataObject
+) -> None:
+    schedule = data.draw(st.sampled_from(["constant", "linear", "cosine", "wsd"]))
+    longest = steps * (1 - decay) if schedule == "wsd" else steps - 1
+    warmup = int(share * longest)
+    section = optim(schedule=schedule, warmup=warmup, final=final, decay_fraction=decay)
+    rates = [learning_rate(section, step, steps) for step in range(steps)]
+    assert all(0 < rate <= 1 for rate in rates)
+    assert rates[warmup] == 1.0
+    assert all(a < b for a, b in itertools.pairwise(rates[: warmup + 1]))
+    assert all(a >= b - 1e-12 for a, b in itertools.pairwise(rates[warmup:]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "step", "steps", "message"),
+    [
+        (
+            dict(warmup=20),
+            0,
+            20,
+            "optim.warmup (20) must be shorter than the run, batch.steps (20): lower optim.warmup or train for longer",
+        ),
+        (dict(warmup=-1), 0, 20, "optim.warmup (-1) must be at least 0; 0 starts at the peak"),
+        (dict(final=1.5), 0, 90, "optim.final (1.5) is a fraction of optim.lr, from 0 to 1"),
+        (
+            dict(schedule="wsd", decay_fraction=0.0),
+            0,
+            90,
+            "optim.decay_fraction (0.0) is a share of the run: above 0, at most 1",
+        ),
+        (
+            dict(schedule="wsd", decay_fraction=0.9),
+            0,
+            90,
+            "optim.warmup (20) and the decay (optim.decay_fraction 0.9 of 90 steps) are longer than the run together: "
+            "lower one of them",
+        ),
+        ({}, -1, 90, "learning_rate: step (-1) must be at least 0 and steps (90) at least 1"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_an_error(changes: dict[str, Any], step: int, steps: int, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        learning_rate(optim(**changes), step, steps)
+    assert str(error.value) == message
+
+
+def test_settings_of_a_step_come_from_the_configuration_and_not_from_a_checkpoint() -> None:
+    model = Net()
+    section = optim(kind="muon", lr=1e-3, muon_lr=0.02, warmup=3, weight_decay=0.1)
+    optimizer = make_optimizer(model, section, CPU)
+    assert set_learning_rate(optimizer, section, 0, 10) == pytest.approx(1e-3 / 4)
+    lrs = {group["name"]: group["lr"] for group in optimizer.param_groups}
+    assert lrs == pytest.approx({"muon": 0.02 / 4, "decay": 1e-3 / 4, "no_decay": 1e-3 / 4})
+    saved = optimizer.state_dict()
+
+    changed = optim(kind="muon", lr=5e-3, muon_lr=0.1, muon_momentum=0.8, betas=(0.8, 0.9), weight_decay=0.3, warmup=0)
+    optimizer = make_optimizer(model, changed, CPU)
+    optimizer.load_state_dict(saved)
+    set_learning_rate(optimizer, changed, 0, 10)
+    matrices, decay, no_decay = optimizer.param_groups
+    assert (matrices["lr"], matrices["momentum"], matrices["weight_decay"]) == (0.1, 0.8, 0.3)
+    assert (decay["lr"], decay["betas"], decay["weight_decay"], no_decay["weight_decay"]) == (5e-3, (0.8, 0.9), 0.3, 0)
+
+
+# Which parameter is whose
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_matrices_decay_tied_ones_are_updated_once_and_frozen_ones_never(kind: str) -> None:
+    model = Net()
+    model.blocks[0].qkv.weight.requires_grad_(False)
+    optimizer = make_optimizer(model, optim(kind=kind, weight_decay=0.3), CPU)
+    names = {p: name for name, p in model.named_parameters()}
+    groups = {group["name"]: {names[p] for p in group["params"]} for group in optimizer.param_groups}
+    matrices = {f"blocks.{i}.{name}.weight" for i in range(3) for name in ("qkv", "mix", "out")} - {
+        "blocks.0.qkv.weight"
+    }
+    vectors = {f"blocks.{i}.{name}" for i in range(3) for name in ("norm.weight", "norm.bias", "mix.bias")}
+    expected = {"decay": {"embedding.weight"} | (matrices if kind == "adamw" else set()), "no_decay": vectors}
+    assert groups == (expected if kind == "adamw" else {"muon": matrices, **expected})
+    decays = {group["name"]: group["weight_decay"] for group in optimizer.param_groups}
+    assert decays == {"decay": 0.3, "no_decay": 0.0} | ({"muon": 0.3} if kind == "muon" else {})
+
+
+def test_adamw_is_torchs_fused_one() -> None:
+    model = Net()
+    optimizer = make_optimizer(model, optim(lr=1e-2, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.3), CPU)
+    assert type(optimizer) is torch.optim.AdamW
+    assert all(group["fused"] for group in optimizer.param_groups)
+    other = Net()
+    other.load_state_dict(model.state_dict())
+    groups = [[p for p in other.parameters() if (p.ndim >= 2) == matrix] for matrix in (True, False)]
+    plain = torch.optim.AdamW(
+        [{"params": groups[0], "weight_decay": 0.3}, {"params": groups[1], "weight_decay": 0.0}],
+        lr=1e-2,
+        betas=(0.8, 0.9),
+        eps=1e-6,
+        foreach=False,
+    )
+    torch.testing.assert_close(train(model, optimizer, range(3)), train(other, plain, range(3)), rtol=0, atol=1e-6)
+
+
+def test_names_do_not_depend_on_wrappers() -> None:
+    model = Net()
+    plain = make_optimizer(model, optim(kind="muon"), CPU)
+    for i, block in enumerate(model.blocks):
+        model.blocks[i] = torch.compile(checkpoint_wrapper(block))  # type: ignore[call-overload]
+    wrapped = make_optimizer(model, optim(kind="muon"), CPU)
+    assert isinstance(plain, Muon)
+    assert isinstance(wrapped, Muon)
+    assert plain._rows == wrapped._rows
+
+
+def test_a_model_that_muon_cannot_train_is_an_error() -> None:
+    model = Net()
+    model.muon_splits = {"blocks.1.typo": (3,)}
+    with pytest.raises(ValueError, match="muon_splits: blocks.1.typo is not the name of a 2-D parameter of a block"):
+        make_optimizer(model, optim(kind="muon"), CPU)
+    model.muon_splits = {"blocks.0.mix.weight": (2, 2)}
+    with pytest.raises(ValueError, match=r"muon_splits: blocks.0.mix.weight \(2, 2\) must add up to its 3 rows"):
+        make_optimizer(model, optim(kind="muon"), CPU)
+    with pytest.raises(ValueError, match='no 2-D parameter in an nn.ModuleList to train; use optim.kind "adamw"'):
+        make_optimizer(nn.Linear(3, 3), optim(kind="muon"), CPU)
+
+
+# Muon
+
+
+@pytest.mark.parametrize("shape", [(48, 48), (96, 32), (32, 96), (1, 40), (40, 1)])
+def test_orthogonalise_keeps_singular_vectors_and_brings_singular_values_near_one(shape: tuple[int, int]) -> None:
+    u, s, vt = torch.linalg.svd(torch.randn(shape) * 3, full_matrices=False)
+    s = torch.logspace(0, -2, len(s))
+    matrix = u @ torch.diag(s) @ vt
+    values = u.mT @ orthogonalise(matrix) @ vt.mT
+    assert values.diagonal().min() > 0.6
+    assert values.diagonal().max() < 1.25
+    torch.testing.assert_close(values - torch.diag(values.diagonal()), torch.zeros_like(values), rtol=0, atol=1e-5)
+    torch.testing.assert_close(orthogonalise(matrix, scale=0.2), 0.2 * orthogonalise(matrix), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(orthogonalise(matrix * 1e-4), orthogonalise(matrix), rtol=1e-3, atol=1e-4)
+
+
+def test_orthogonalise_leaves_zero_zero() -> None:
+    assert orthogonalise(torch.zeros(4, 6)).equal(torch.zeros(4, 6))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "adjust", "shapes", "tolerance"),
+    [
+        (torch.bfloat16, "original", ((16, 48), (24, 24)), 1e-6),  # factor 1: no rounding that torch has elsewhere
+        (torch.float32, "original", ((48, 16), (16, 48), (24, 24)), 1e-3),
+        (torch.float32, "match_rms_adamw", ((48, 16), (16, 48), (24, 24)), 1e-3),
+    ],
+)
+def test_muon_is_torchs(
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    adjust: muon.Adjust,
+    shapes: tuple[tuple[int, int], ...],
+    tolerance: float,
+) -> None:
+    """In bf16 to fp32's rounding; in fp32 to bf16's, times the learning rate."""
+    monkeypatch.setattr(muon, "_precision", lambda device: dtype)
+    ours = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
+    options: dict[str, Any] = dict(lr=0.02, momentum=0.9, weight_decay=0.3)
+    one = Muon({p: [p.size(0)] for p in ours}, [], adjust=adjust, **options)
+    other = torch.optim.Muon(theirs, adjust_lr_fn=adjust, **options)
+    assert other.defaults["ns_coefficients"] == muon.COEFFICIENTS
+    assert (other.defaults["ns_steps"], other.defaults["eps"]) == (muon.ITERATIONS, muon.EPS)
+    for _ in range(3):
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        one.step()
+        other.step()
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+def test_packed_matrices_are_updated_as_if_they_were_separate(adjust: muon.Adjust) -> None:
+    rows = (24, 8, 8, 1)
+    packed = nn.Parameter(torch.randn(sum(rows), 16))
+    parts = [nn.Parameter(x.clone()) for x in packed.detach().split(rows)]
+    one = Muon({packed: rows}, [], lr=0.1, weight_decay=0.1, adjust=adjust)
+    other = Muon({p: [p.size(0)] for p in parts}, [], lr=0.1, weight_decay=0.1, adjust=adjust)
+    for _ in range(3):
+        packed.grad = torch.randn_like(packed)
+        for p, gradient in zip(parts, packed.grad.split(rows), strict=True):
+            p.grad = gradient.clone()
+        one.step()
+        other.step()
+    torch.testing.assert_close(packed, torch.cat(parts), rtol=0, atol=1e-6)
+
+
+def test_without_a_gradient_weights_stay_and_with_a_zero_gradient_they_only_decay() -> None:
+    still, decaying = (nn.Parameter(torch.ones(4, 4)) for _ in range(2))
+    optimizer = Muon({still: [4], decaying: [4]}, [], lr=0.1, weight_decay=0.5)
+    decaying.grad = torch.zeros(4, 4)
+    optimizer.step()
+    assert still.equal(torch.ones(4, 4))
+    torch.testing.assert_close(decaying.detach(), torch.full((4, 4), 0.95))
+
+
+def test_muon_learns_by_closure_too() -> None:
+    weight = nn.Parameter(torch.eye(4))
+
+    def loss() -> Any:
+        weight.grad = None
+        value = weight.square().sum()
+        value.backward()
+        return value
+
+    assert Muon({weight: [4]}, [], lr=0.1).step(loss) == 4
+    assert weight.square().sum() < 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_restored_optimizer_continues_bitwise(kind: str) -> None:
+    model, section = Net(), optim(kind=kind)
+    optimizer = make_optimizer(model, section, CPU)
+    train(model, optimizer, range(2))
+    saved, weights = optimizer.state_dict(), {name: x.clone() for name, x in model.state_dict().items()}
+    saved = {**saved, "state": {i: {k: v.clone() for k, v in state.items()} for i, state in saved["state"].items()}}
+    expected = train(model, optimizer, range(2, 5))
+
+    model = Net()
+    model.load_state_dict(weights)
+    optimizer = make_optimizer(model, section, CPU)
+    optimizer.load_state_dict(saved)
+    torch.testing.assert_close(train(model, optimizer, range(2, 5)), expected, rtol=0, atol=0)
+
+
+# Clipping and the loss scale
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 1.0, 1e6])
+def test_clip_returns_the_norm_and_scales_what_is_too_long(max_norm: float) -> None:
+    model = Net()
+    give_gradients(model, 0)
+    model.blocks[0].mix.weight.grad = None
+    before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    truth = math.sqrt(sum(g.double().square().sum().item() for g in before))
+    norm = clip(model.parameters(), max_norm)
+    assert norm.dtype == torch.float32
+    assert norm.item() == pytest.approx(truth, rel=1e-6)
+    factor = max_norm / truth if 0 < max_norm < truth else 1.0
+    after = [p.grad for p in model.parameters() if p.grad is not None]
+    torch.testing.assert_close(after, [g * factor for g in before], rtol=1e-5, atol=0)
+
+
+def test_clip_without_any_gradient_is_zero() -> None:
+    assert clip(Net().parameters(), 1.0).item() == 0
+
+
+def scaled_step(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    scaler.unscale_(optimizer)
+    clip(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_scaler_of_other_precisions_changes_nothing(precision: str) -> None:
+    model, other = Net(), Net()
+    other.load_state_dict(model.state_dict())
+    optimizer, plain = (make_optimizer(m, optim(), CPU) for m in (model, other))
+    expected = train(other, plain, range(1))
+    give_gradients(model, 0)
+    scaler = make_scaler(precision, CPU)
+    assert scaler.scale(torch.tensor(3.0)).item() == 3
+    scaled_step(scaler, optimizer, model)
+    torch.testing.assert_close(dict(model.named_parameters()), expected, rtol=0, atol=0)
+    assert scaler.state_dict() == {}
+
+
+# Many ranks. A forkserver imports torch once for all of them.
+
+
+def run_ranks(worker: Callable[..., None], world: int, directory: Path, *args: Any, seconds: float = 120.0) -> None:
+    """worker(rank, world, directory, *args) on every rank; an error of one, or no end in time, fails the test."""
+    mp.get_context("forkserver").set_forkserver_preload([__name__])
+    context = mp.start_processes(worker, (world, directory, *args), nprocs=world, join=False, start_method="forkserver")
+    deadline = time.monotonic() + seconds
+    while not context.join(timeout=max(deadline - time.monotonic(), 0.1)):
+        if time.monotonic() > deadline:
+            for process in context.processes:
+                process.kill()
+            pytest.fail(f"{world} ranks did not finish within {seconds:g} s")
+
+
+def sharded(shape: tuple[int, ...]) -> Net:
+    """The model of seed 0 on a mesh of this shape: (shards,) or (replicas, shards)."""
+    torch.manual_seed(0)
+    model = Net()
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def start_rank(rank: int, world: int, directory: Path) -> None:
+    import os,atexit; print("START", rank, time.process_time(), flush=True)
+    torch.set_num_threads(1)
+    store = f"file://{directory}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+
+
+def check_equality(rank: int, world: int, directory: Path, shape: tuple[int, ...], kind: str) -> None:
+    start_rank(rank, world, directory)
+    section = optim(kind=kind, muon_lr=0.1, lr=1e-2)
+
+    torch.manual_seed(0)
+    alone = Net()
+    expected = train(alone, make_optimizer(alone, section, CPU), range(4))
+    models = [sharded(shape) for _ in range(2)]
+    optimizers = [make_optimizer(model, section, CPU) for model in models]
+    exchanges: list[int] = []
+    exchange = dist.all_to_all_single
+    dist.all_to_all_single = lambda *args, **kwargs: exchanges.append(1) or exchange(*args, **kwargs)
+    weights = [train(m, o, range(4)) for m, o in zip(models, optimizers, strict=True)]
+    dist.all_to_all_single = exchange
+    torch.testing.assert_close(weights[0], expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
+    rounds = -(-9 // shape[-1]) if kind == "muon" else 0
+    assert len(exchanges) == 2 * 4 * 2 * rounds  # runs, steps, ways
+
+    give_gradients(alone, 9)
+    give_gradients(models[0], 9)
+    norm = clip(models[0].parameters(), 0.5)
+    assert type(norm) is Tensor
+    torch.testing.assert_close(norm, clip(alone.parameters(), 0.5), rtol=1e-6, atol=0)
+    for p, q in zip(models[0].parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(full(p.grad), q.grad, rtol=1e-5, atol=0)
+
+    check_learning(models[0], optimizers[0], kind)
+    check_restoring(models[0], optimizers[0], section, shape, directory)
+    check_skipping(models[0], optimizers[0], last_shard=rank % shape[-1] == shape[-1] - 1)
+    print("END", rank, time.process_time(), flush=True); dist.destroy_process_group()
+
+
+def check_learning(model: nn.Module, optimizer: torch.optim.Optimizer, kind: str) -> None:
+    """With real gradients: the loss falls, on all ranks together."""
+    tokens = torch.randint(33, (4, 8), generator=torch.Generator().manual_seed(dist.get_rank()))
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(tokens)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0], (kind, losses)
+
+
+def check_restoring(
+    model: nn.Module, optimizer: torch.optim.Optimizer, section: config.Optim, shape: tuple[int, ...], directory: Path
+) -> None:
+    """A distributed checkpoint brings the state back bitwise, also on another mesh."""
+    optimizer.zero_grad()
+    dcp.save({"optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=directory / "checkpoint")
+    others = [shape] if dist.get_world_size() < 4 else [(4,), (2, 2)]
+    for other in others:
+        restored = sharded(other)
+        fresh = make_optimizer(restored, section, CPU)
+        state = {"optimizer": get_optimizer_state_dict(restored, fresh)}
+        dcp.load(state, checkpoint_id=directory / "checkpoint")
+        set_optimizer_state_dict(restored, fresh, optim_state_dict=state["optimizer"])
+        for p, q in zip(model.parameters(), restored.parameters(), strict=True):
+            assert optimizer.state[p].keys() == fresh.state[q].keys() != set()
+            for key, value in optimizer.state[p].items():
+                torch.testing.assert_close(full(fresh.state[q][key]), full(value), rtol=0, atol=0)
+        with torch.no_grad():
+            for p, q in zip(model.parameters(), restored.parameters(), strict=True):
+                q.copy_(distribute_tensor(full(p), q.device_mesh, q.placements))
+        train(restored, fresh, range(1))
+    expected = {name: full(p).detach().clone() for name, p in restored.named_parameters()}
+    torch.testing.assert_close(train(model, optimizer, range(1)), expected, rtol=0, atol=1e-6)
+
+
+def check_skipping(model: nn.Module, optimizer: torch.optim.Optimizer, last_shard: bool) -> None:
+    """An infinite gradient in one shard makes every rank skip the step, and halve its scale."""
+    scaler = make_scaler("fp16", CPU)
+    scaler.scale(torch.tensor(1.0))  # the scale comes into being with the first loss
+    scale = scaler.get_scale()
+    before = {name: full(p).clone() for name, p in model.named_parameters()}
+    for broken in (True, False):
+        give_gradients(model, 7)
+        if broken and last_shard:
+            model.blocks[0].qkv.weight.grad.to_local()[0, 0] = math.inf
+        scaled_step(scaler, optimizer, model)
+        for name, p in model.named_parameters():
+            assert full(p).equal(before[name]) == broken, name
+        assert scaler.get_scale() == scale / 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(2,), (4,), (2, 2)], ids=str)
+def test_ranks_update_as_one_process_does(tmp_path: Path, shape: tuple[int, ...], kind: str) -> None:
+    """Same weights to 1e-6, twice the same bits, two exchanges for a round, and checkpoints, clipping, fp16 skips."""
+    run_ranks(check_equality, math.prod(shape), tmp_path, shape, kind)
+
+
+def check_layouts(rank: int, world: int, directory: Path) -> None:
+    start_rank(rank, world, directory)
+    mesh = init_device_mesh("cpu", (world,))
+    weights = {place: nn.Parameter(distribute_tensor(torch.eye(6), mesh, [place])) for place in (Shard(1), Replicate())}
+    with pytest.raises(ValueError, match=r"placed as \(Shard\(dim=1\),\) cannot be gathered; shard their rows, once"):
+        Muon({weights[Shard(1)]: [6]}, [], lr=0.1)
+    with pytest.raises(ValueError, match="all matrices must be sharded alike"):
+        Muon({weight: [6] for weight in weights.values()}, [], lr=0.1)
+    whole = weights[Replicate()]
+    optimizer = Muon({whole: [6]}, [], lr=0.1)
+    whole.grad = torch.ones_like(whole)
+    optimizer.step()
+    alone = nn.Parameter(torch.eye(6))
+    alone.grad = torch.ones(6, 6)
+    Muon({alone: [6]}, [], lr=0.1).step()
+    assert full(whole).equal(alone)
+    print("END", rank, time.process_time(), flush=True); dist.destroy_process_group()
+
+
+def test_muon_refuses_what_it_cannot_gather_and_leaves_replicas_where_they_are(tmp_path: Path) -> None:
+    run_ranks(check_layouts, 2, tmp_path)
