@@ -92,6 +92,8 @@ class Batches:
     ) -> None:
         if sequences % world:
             raise ValueError(f"data: {sequences} sequences of a step do not divide among {world} ranks")
+        if seed < 0:
+            raise ValueError(f"data: seed ({seed}) must not be negative")
         self.samples_per_epoch = (len(stream) - 1) // sequence
         if not self.samples_per_epoch:
             raise ValueError(

@@ -12,7 +12,7 @@ import platform
 import shutil
 import sysconfig
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +43,8 @@ def standard_library(cache: Path | None = None, *, sources: Path | None = None) 
     if not path.exists():
         with _alone(path):  # the other processes of a run wait here, then find it
             if not path.exists():
-                _build(path, sources or Path(sysconfig.get_path("stdlib")))
+                with suppress(FileExistsError):  # without locks, others may be faster: what they made is the same
+                    _build(path, sources or Path(sysconfig.get_path("stdlib")))
     return path
 
 
@@ -59,7 +60,7 @@ def _build(path: Path, sources: Path) -> None:
     writer = DatasetWriter(
         path,
         tokenizer=tokenizer.to_str(),
-        vocab=VOCAB,
+        vocab=tokenizer.get_vocab_size(),
         separator=tokenizer.get_vocab()[SEPARATOR],
         source=f"the standard library of Python {platform.python_version()}, {sources}",
     )
@@ -105,10 +106,11 @@ def _trained(texts: list[str]) -> Tokenizer:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """One process at a time; the system frees the lock of a process that dies."""
+    """One process at a time, where the file system has locks; the system frees that of a process that dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(path.name + ".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for partial in path.parent.glob(f".{path.name}{PARTIAL}*"):  # of processes that died: this one is alone
-            shutil.rmtree(partial, ignore_errors=True)
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for partial in path.parent.glob(f".{path.name}{PARTIAL}*"):  # of processes that died: this one is alone
+                shutil.rmtree(partial, ignore_errors=True)
         yield

@@ -77,7 +77,9 @@ class Manifest:
         """Raise an error that says what is wrong, and what to do, unless `directory` holds a finished dataset."""
         path = directory / NAME
         if PARTIAL in directory.name:  # it may have everything but its name
-            raise ValueError(f"dataset: {directory} was never finished: its preparation stopped early; prepare it again")
+            raise ValueError(
+                f"dataset: {directory} was never finished: its preparation stopped early; prepare it again"
+            )
         try:
             text = path.read_text("utf-8")
         except (FileNotFoundError, NotADirectoryError):

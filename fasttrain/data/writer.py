@@ -87,11 +87,10 @@ class DatasetWriter:
         description.write(manifest.dump().encode())
         description.close()
         _sync(self._partial)
-        self._refuse_to_overwrite()
         try:
             os.rename(self._partial, self.path)
-        except OSError:  # another process may have published between the check and here
-            self._refuse_to_overwrite()
+        except OSError:
+            self._refuse_to_overwrite()  # another process was faster
             raise
         _sync(self.path.parent)
 

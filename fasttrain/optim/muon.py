@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -72,13 +73,12 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         adjust: Adjust = "original",
         fused: bool | None = None,
-        name: str = "muon",
     ) -> None:
         self._rows = {p: list(rows) for p, rows in matrices.items()}
         self._adjust = adjust
         self._ranks = _shard_group(list(matrices))
         self._adamw = torch.optim.AdamW(others, fused=fused) if others else None
-        group = dict(name=name, params=list(matrices), lr=lr, momentum=momentum, weight_decay=weight_decay)
+        group = dict(name="muon", params=list(matrices), lr=lr, momentum=momentum, weight_decay=weight_decay)
         super().__init__([group, *(self._adamw.param_groups if self._adamw else [])], {})
 
     @torch.no_grad()
@@ -86,10 +86,8 @@ class Muon(torch.optim.Optimizer):
         loss = None if closure is None else torch.enable_grad()(closure)()
         self._step_matrices(self.param_groups[0])
         if self._adamw:
-            self._adamw.param_groups, self._adamw.state = (
-                self.param_groups[1:],
-                self.state,
-            )  # load_state_dict makes new ones
+            self._adamw.param_groups = self.param_groups[1:]  # ours may be new: load_state_dict replaces them
+            self._adamw.state = self.state
             self._adamw.step()
         return loss
 
@@ -97,31 +95,32 @@ class Muon(torch.optim.Optimizer):
         params = sorted((p for p in group["params"] if p.grad is not None), key=Tensor.numel, reverse=True)
         size = self._ranks.size() if self._ranks else 1
         rounds = [_Round(params[i : i + size], self._ranks) for i in range(0, len(params), size)]
-        ahead: _Round | None = None
-        for current, following in zip(rounds, [*rounds[1:], None], strict=True):
-            if ahead is None:
+        previous: _Round | None = None
+        for current, following in pairwise([*rounds, None]):
+            assert current is not None
+            if previous is None:
                 current.gather(self._momentum(current.params, group))
             matrix = current.matrix()
             if following:
                 following.gather(self._momentum(following.params, group))
             current.scatter(self._update(matrix, current.own))
-            if ahead:
-                self._apply(ahead, group)  # has travelled while this round's matrix was worked on
-            ahead = current
-        if ahead:
-            self._apply(ahead, group)
+            if previous:
+                self._apply(previous, group)  # has travelled while this round's matrix was worked on
+            previous = current
+        if previous:
+            self._apply(previous, group)
 
     def _momentum(self, params: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
         """This rank's shards of what is to be orthogonalised."""
-        ahead = []
+        shards = []
         for p in params:
             state = self.state[p]
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(p)
             gradient, buffer = _local(p.grad), _local(state["momentum_buffer"])
             buffer.lerp_(gradient, 1 - group["momentum"])
-            ahead.append(gradient.lerp(buffer, group["momentum"]).to(_precision(gradient.device)))
-        return ahead
+            shards.append(gradient.lerp(buffer, group["momentum"]).to(_precision(gradient.device)))
+        return shards
 
     def _update(self, matrix: Tensor | None, param: Tensor | None) -> Tensor | None:
         if matrix is None or param is None:
@@ -143,11 +142,10 @@ class _Round:
         self.params = params
         self.own = params[rank] if rank < len(params) else None
         self._ranks = ranks
-        self._shards = [_local(p).numel() for p in params] + [0] * (size - len(params))  # of each rank's matrix, here
-        self._pieces = (
-            _shard_sizes(self.own, size) if self.own is not None else [0] * size
-        )  # of the own matrix, by rank
-        self._buffers: tuple[Tensor, ...] = ()  # sent and received; both must live until the work is done
+        # Elements here of each rank's matrix, and on each rank of the own one
+        self._shards = [_local(p).numel() for p in params] + [0] * (size - len(params))
+        self._pieces = [0] * size if self.own is None else _shard_sizes(self.own, size)
+        self._buffers: tuple[Tensor, ...] = ()  # sent and received; both have to live until the work is done
         self._work: dist.Work | None = None
 
     def gather(self, shards: list[Tensor]) -> None:
@@ -161,7 +159,8 @@ class _Round:
         self._exchange(self._buffers[-1] if update is None else update.flatten(), self._pieces, self._shards)
 
     def updates(self) -> tuple[Tensor, ...]:
-        return self._arrived().split(self._shards)[: len(self.params)]
+        arrived, self._buffers = self._arrived(), ()
+        return arrived.split(self._shards)[: len(self.params)]
 
     def _exchange(self, send: Tensor, sends: list[int], receives: list[int]) -> None:
         if self._ranks is None:

@@ -1,5 +1,7 @@
 """What torch may do to every op (compile, checkpoint, autocast), and what no op may do (sync, patch, lie)."""
 
+import importlib
+import pkgutil
 import subprocess
 import sys
 
@@ -7,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from triton.runtime.jit import JITFunction, KernelInterface
 
 import fasttrain_kernels as ft
 from fasttrain_kernels import _registration
@@ -138,6 +141,20 @@ def test_trap_8_the_real_dtensor_has_that_name():
     from torch.distributed.tensor import DTensor
 
     assert DTensor.__name__ == "DTensor"
+
+
+def test_trap_10_nothing_is_autotuned():
+    """Launch parameters are tables: a tuner may be keyed wrongly, or measure with a warm cache."""
+    names = [module.name for module in pkgutil.walk_packages(ft.__path__, "fasttrain_kernels.")]
+    kernels = {
+        name: value
+        for module in names
+        if ".testing" not in module
+        for name, value in vars(importlib.import_module(module)).items()
+        if isinstance(value, KernelInterface)
+    }
+    assert len(kernels) > 8
+    assert [name for name, kernel in kernels.items() if not isinstance(kernel, JITFunction)] == []
 
 
 def test_trap_15_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch):

@@ -1,0 +1,79 @@
+"""What data costs: building the default dataset, opening it, and the batches of a step from page cache on one core.
+
+Rates are of CPU time, which a busy machine disturbs least; the build is judged by the clock, as a user does.
+"""
+
+import statistics
+import time
+
+import pytest
+
+from fasttrain.data import Batches, Dataset, Prefetcher, standard_library
+
+BUILD_SECONDS = 15  # by the clock, on 2 cores
+FIRST_BATCH_SECONDS = 0.1
+TOKENS_PER_SECOND = 50e6
+SHAPES = [(512, 256), (32, 1024), (64, 2048), (8, 4096)]  # sequences of a rank, their tokens
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    clock, cpu = time.perf_counter(), time.process_time()
+    path = standard_library(cache)
+    return path, time.perf_counter() - clock, time.process_time() - cpu
+
+
+def test_the_default_dataset_is_built_in_seconds_and_opened_at_once(built, report):
+    path, clock, cpu = built
+    begin = time.perf_counter()
+    stream = Dataset(standard_library(path.parent)).split("train")
+    opened = time.perf_counter() - begin
+    begin = time.perf_counter()
+    Batches(stream, sequence=256, sequences=16, seed=0, document_mask=True).at(0)
+    first = time.perf_counter() - begin
+    report(
+        f"data_build: {len(stream) / 1e6:.1f}M tokens of Python's standard library",
+        {
+            "build": {"s": clock, "CPU s": cpu},
+            "open": {"ms": opened * 1e3},
+            "first batch": {"ms": first * 1e3},
+        },
+    )
+    assert clock <= BUILD_SECONDS
+    assert opened + first <= FIRST_BATCH_SECONDS
+
+
+def test_batches_are_made_far_faster_than_anyone_trains(built, report):
+    stream = Dataset(built[0]).split("train")
+    table = {}
+    for sequences, sequence in SHAPES:
+        row = table[f"{sequences} x {sequence}"] = {}
+        for document_mask in (False, True):
+            batches = Batches(stream, sequence=sequence, sequences=sequences, seed=0, document_mask=document_mask)
+            row["masked M/s" if document_mask else "plain M/s"] = sequences * sequence / seconds_of(batches.at) / 1e6
+    report("data_rate: tokens of batches from page cache, one core", table)
+    assert min(min(row.values()) for row in table.values()) >= TOKENS_PER_SECOND / 1e6
+
+
+def seconds_of(read, steps: int = 30) -> float:
+    read(0)
+    times = []
+    for step in range(steps):
+        begin = time.process_time()
+        read(step)
+        times.append(time.process_time() - begin)
+    return statistics.median(times)
+
+
+def test_a_step_does_not_wait_for_data(built, report):
+    stream = Dataset(built[0]).split("train")
+    batches = Batches(stream, sequence=2048, sequences=64, seed=0, document_mask=True)
+    with Prefetcher(lambda step: batches.at(step).split(8), ahead=4) as prefetcher:
+        waits = []
+        for step in range(20):
+            prefetcher.at(step)
+            waits.append(prefetcher.waited)
+            time.sleep(0.02)  # a very short training step
+    report("data_wait: 64 x 2048 tokens every 20 ms", {"prefetched": {"median us": statistics.median(waits) * 1e6}})
+    assert statistics.median(waits) < 0.02 * 0.02

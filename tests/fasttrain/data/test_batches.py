@@ -1,0 +1,201 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fasttrain.data import IGNORED, Batch, Batches, TokenStream
+
+LENGTHS = [7, 1, 1, 30, 2, 5, 8, 8, 8, 1, 40, 3, 16, 9]  # of documents, separator included
+
+
+def stream_of(lengths: list[int], *, separator: bool = True, path) -> TokenStream:
+    """Documents whose tokens tell their place: token number i of the stream is i + 1, separators are 0."""
+    ends = np.cumsum(lengths)
+    tokens = np.arange(1, ends[-1] + 1)
+    if separator:
+        tokens[np.concatenate([[0], ends[:-1]])] = 0
+    (path / "tokens").write_bytes(tokens.astype("<u2").tobytes())
+    (path / "ends").write_bytes(ends.astype("<i8").tobytes())
+    return TokenStream(
+        [path / "tokens"], [len(tokens)], path / "ends", dtype=np.dtype("uint16"), separator=0 if separator else None
+    )
+
+
+@pytest.fixture
+def stream(tmp_path) -> TokenStream:
+    return stream_of(LENGTHS * 3, path=tmp_path)
+
+
+def batches_of(stream: TokenStream, **options) -> Batches:
+    return Batches(stream, **dict(sequence=8, sequences=4, seed=0, document_mask=True) | options)
+
+
+def same(one: Batch, other: Batch) -> bool:
+    tensors = ("tokens", "targets", "positions", "cu_seqlens")
+    equal = [
+        torch.equal(getattr(one, name), getattr(other, name)) for name in tensors if getattr(one, name) is not None
+    ]
+    return all(equal) and np.array_equal(one.samples, other.samples)
+
+
+def test_a_step_is_the_same_batch_whenever_and_whoever_asks(stream):
+    forwards = [batches_of(stream).at(step) for step in range(12)]
+    again = batches_of(stream)
+    assert all(same(again.at(step), forwards[step]) for step in reversed(range(12)))
+    assert not same(forwards[0], forwards[1])
+    assert not same(forwards[0], batches_of(stream, seed=1).at(0))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+def test_ranks_together_see_the_same_step_whatever_their_number(stream, world):
+    options = dict(sequences=24, document_mask=False)
+    for step in (0, 1, 5):
+        whole = batches_of(stream, **options).at(step)
+        parts = [batches_of(stream, **options, rank=rank, world=world).at(step) for rank in range(world)]
+        assert np.array_equal(np.concatenate([part.samples for part in parts]), whole.samples)
+        assert torch.equal(torch.cat([part.tokens for part in parts]), whole.tokens)
+        assert torch.equal(torch.cat([part.targets for part in parts]), whole.targets)
+
+
+def test_the_order_of_the_run_does_not_depend_on_the_size_of_a_step(stream):
+    small = np.concatenate([batches_of(stream, sequences=3).samples_at(step) for step in range(8)])
+    assert np.array_equal(
+        small, np.concatenate([batches_of(stream, sequences=6).samples_at(step) for step in range(4)])
+    )
+
+
+@pytest.mark.parametrize("document_mask", [False, True])
+@pytest.mark.parametrize("sequence", [1, 7, 8, 100])
+def test_every_token_is_a_target_once_per_epoch_but_the_first_and_a_short_rest(stream, sequence, document_mask):
+    batches = batches_of(stream, sequence=sequence, sequences=1, document_mask=document_mask)
+    everything = stream.windows(np.array([0]), len(stream))[0].astype(int)
+    seen = [batches.at(step) for step in range(batches.samples_per_epoch)]
+    seen.sort(key=lambda batch: int(batch.samples[0]))
+    targets = torch.cat([batch.targets.flatten() for batch in seen]).numpy()
+    inputs = torch.cat([batch.tokens.flatten() for batch in seen]).numpy()
+    rest = (len(stream) - 1) % sequence
+    assert np.array_equal(targets, everything[1 : len(stream) - rest])
+    assert np.array_equal(inputs, everything[: len(stream) - rest - 1])
+
+
+def documents_by_hand(stream: TokenStream, batch: Batch) -> tuple[list[int], list[int], list[bool]]:
+    """Token by token: where documents begin, positions, and whether the target belongs to another document."""
+    ends, T = set(stream.document_ends.tolist()), batch.tokens.shape[1]
+    begins, positions, crossing = [], [], []
+    for row, sample in enumerate(batch.samples.tolist()):
+        for column in range(T):
+            if column == 0 or sample * T + column in ends:
+                begins.append(row * T + column)
+            positions.append(row * T + column - begins[-1])
+            crossing.append(sample * T + column + 1 in ends)
+    return [*begins, batch.tokens.numel()], positions, crossing
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    lengths=st.lists(st.sampled_from([1, 1, 2, 3, 7, 8, 9, 16, 40]), min_size=1, max_size=30),
+    sequence=st.sampled_from([1, 2, 8, 16]),
+    separator=st.booleans(),
+)
+def test_documents_begin_positions_restart_and_targets_stop_where_they_should(
+    tmp_path_factory, lengths, sequence, separator
+):
+    stream = stream_of([sequence, *lengths, sequence], separator=separator, path=tmp_path_factory.mktemp("stream"))
+    batch = batches_of(stream, sequence=sequence).at(0)
+    begins, positions, crossing = documents_by_hand(stream, batch)
+    assert batch.cu_seqlens.tolist() == begins
+    assert batch.positions.flatten().tolist() == positions
+    next_tokens = stream.windows(batch.samples * sequence + 1, sequence).astype(int).flatten()
+    for target, next_token, crosses in zip(batch.targets.flatten().tolist(), next_tokens, crossing, strict=True):
+        assert target == (IGNORED if crosses and not separator else next_token)
+        assert not (crosses and separator) or target == stream.separator
+
+
+def test_a_document_boundary_at_the_border_of_a_sample_is_no_empty_document(tmp_path):
+    batch = batches_of(stream_of([8, 8, 8, 9], path=tmp_path)).at(0)
+    assert batch.cu_seqlens.tolist() == [0, 8, 16, 24, 32]
+    assert batch.positions.tolist() == [list(range(8))] * 4
+
+
+def test_empty_documents_of_other_programs_are_passed_over(tmp_path):
+    stream = stream_of([4, 4, 9], path=tmp_path)
+    stream.document_ends = np.array([0, 4, 4, 8, 8, 17])
+    batch = batches_of(stream, sequence=16, sequences=1).at(0)
+    assert batch.cu_seqlens.tolist() == [0, 4, 8, 16]
+
+
+def test_without_a_document_mask_a_sample_is_one_text(stream):
+    batch = batches_of(stream, document_mask=False).at(0)
+    assert batch.cu_seqlens is None
+    assert batch.positions is None
+    assert torch.equal(batch.tokens[:, 1:], batch.targets[:, :-1])
+
+
+def test_types_and_shapes(stream):
+    batch = batches_of(stream).at(3)
+    assert (batch.tokens.dtype, batch.targets.dtype) == (torch.int64, torch.int64)
+    assert (batch.positions.dtype, batch.cu_seqlens.dtype) == (torch.int32, torch.int32)
+    assert batch.tokens.shape == batch.targets.shape == batch.positions.shape == (4, 8)
+    assert all(tensor.is_contiguous() for tensor in (batch.tokens, batch.targets, batch.positions))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 6])
+@pytest.mark.parametrize("document_mask", [False, True])
+def test_micro_batches_are_the_rows_of_a_batch_with_documents_of_their_own(stream, rows, document_mask):
+    batch = batches_of(stream, sequences=6, document_mask=document_mask).at(1)
+    pieces = batch.split(rows)
+    assert torch.equal(torch.cat([piece.tokens for piece in pieces]), batch.tokens)
+    assert torch.equal(torch.cat([piece.targets for piece in pieces]), batch.targets)
+    assert np.array_equal(np.concatenate([piece.samples for piece in pieces]), batch.samples)
+    if not document_mask:
+        assert all(piece.cu_seqlens is None and piece.positions is None for piece in pieces)
+        return
+    assert torch.equal(torch.cat([piece.positions for piece in pieces]), batch.positions)
+    for piece in pieces:
+        assert piece.cu_seqlens.tolist() == documents_by_hand(stream, piece)[0]
+
+
+def test_a_batch_moves_as_a_whole(stream):
+    moved = batches_of(stream).at(0).to("meta")
+    assert {t.device.type for t in (moved.tokens, moved.targets, moved.positions, moved.cu_seqlens)} == {"meta"}
+    assert batches_of(stream, document_mask=False).at(0).to("meta").cu_seqlens is None
+
+
+@pytest.mark.gpu
+def test_a_pinned_batch_arrives_unchanged(stream):
+    batch = batches_of(stream).at(0)
+    pinned = batch.pin_memory()
+    assert pinned.tokens.is_pinned()
+    assert same(pinned.to("cuda").to("cpu"), batch)
+
+
+def test_what_cannot_be_divided_or_filled_is_an_error(stream):
+    for call, message in [
+        (lambda: batches_of(stream, world=3), "data: 4 sequences of a step do not divide among 3 ranks"),
+        (
+            lambda: batches_of(stream).at(0).split(3),
+            "data: 4 sequences of a rank do not divide into micro-batches of 3",
+        ),
+        (lambda: batches_of(stream, seed=-1), "data: seed (-1) must not be negative"),
+        (
+            lambda: batches_of(stream, sequence=417),
+            "data: a sequence of 417 needs 418 tokens, and there are 417; shorten data.sequence, or prepare more data",
+        ),
+    ]:
+        with pytest.raises(ValueError) as raised:
+            call()
+        assert str(raised.value) == message
+
+
+def test_attention_of_the_kernels_accepts_the_documents(stream):
+    from fasttrain_kernels import attention
+
+    batch = batches_of(stream).at(0)
+    q, k, v = torch.randn(3, 4, 8, 2, 16)
+    whole = attention(q, k, v, cu_seqlens=batch.cu_seqlens)
+    parts = [
+        attention(*(x[i * 2 : i * 2 + 2] for x in (q, k, v)), cu_seqlens=piece.cu_seqlens)
+        for i, piece in enumerate(batch.split(2))
+    ]
+    torch.testing.assert_close(torch.cat(parts), whole)

@@ -1,0 +1,307 @@
+import json
+import os
+import re
+import signal
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fasttrain.data import Batches, Dataset, DatasetWriter, holds_out, open_dataset
+from fasttrain.data.manifest import File, Manifest, Split
+
+AGAIN = "copy it again, or prepare the dataset again"
+HELD_OUT = [17, 62, 129, 137, 194]
+
+
+def stream_of(dataset: Dataset, split: str = "train") -> list[int]:
+    stream = dataset.split(split)
+    return stream.windows(np.array([0]), len(stream))[0].tolist()
+
+
+def fails(call, kind: type[Exception] = ValueError) -> str:
+    with pytest.raises(kind) as raised:
+        call()
+    return str(raised.value)
+
+
+def edit(path: Path, **changes) -> None:
+    file = path / "dataset.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def writer_at(path: Path, **options) -> DatasetWriter:
+    return DatasetWriter(path, **dict(tokenizer="{}", vocab=100, separator=0, source="a test") | options)
+
+
+@pytest.mark.parametrize("shard_tokens", [1, 2, 3, 7, 2**30])
+def test_what_is_written_is_read_back_whatever_the_size_of_shards(make_dataset, shard_tokens):
+    dataset = make_dataset([4, 2, 3], [3], shard_tokens=shard_tokens)
+    assert stream_of(dataset) == [0, 1, 2, 3, 0, 4, 0, 5, 6]
+    assert stream_of(dataset, "validation") == [0, 1, 2]
+    stream = dataset.split("train")
+    assert stream.document_ends.tolist() == [4, 6, 9]
+    assert stream.windows(np.array([5, 0, 1]), 4).tolist() == [[4, 0, 5, 6], [0, 1, 2, 3], [1, 2, 3, 0]]
+    assert dataset.bytes_per_token("train") == 3
+    dataset.verify()
+
+
+def test_boundaries_are_document_ends_after_the_start_of_a_window_up_to_its_end(make_dataset):
+    stream = make_dataset([4, 2, 3, 5]).split("train")  # ends 4, 6, 9, 14
+    rows, offsets = stream.boundaries(np.array([0, 4, 6, 9, 1]), 5)
+    assert rows.tolist() == [0, 1, 1, 2, 3, 4, 4]
+    assert offsets.tolist() == [4, 2, 5, 3, 5, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("vocab", "dtype"), [(256, "uint16"), (2**16, "uint16"), (2**16 + 1, "uint32"), (2**18, "uint32")]
+)
+def test_tokens_take_two_bytes_where_the_vocabulary_allows(tmp_path, vocab, dtype):
+    with writer_at(tmp_path / "d", vocab=vocab) as writer:
+        writer.add("train", np.array([1, vocab - 1]), num_bytes=1)
+    dataset = Dataset(tmp_path / "d")
+    assert dataset.manifest.dtype == dtype
+    assert stream_of(dataset) == [0, 1, vocab - 1]
+
+
+def test_the_digest_is_of_the_data_not_of_its_origin(make_dataset, tmp_path):
+    one, same, other = make_dataset([4], name="one"), make_dataset([4], name="same"), make_dataset([5], name="other")
+    edit(tmp_path / "same", source="elsewhere")
+    assert one.digest == Dataset(same.path).digest != other.digest
+
+
+# --- what is wrong with a directory
+
+
+def test_a_missing_directory(tmp_path):
+    message = f"dataset: {tmp_path}/x does not exist; name a prepared dataset, or none for Python's standard library"
+    assert fails(lambda: open_dataset(tmp_path / "x"), FileNotFoundError) == message
+
+
+def test_a_file_in_place_of_a_directory(tmp_path):
+    (tmp_path / "train.bin").write_bytes(b"1234")
+    message = f"dataset: {tmp_path}/train.bin is a file; name the directory that holds dataset.json"
+    assert fails(lambda: open_dataset(tmp_path / "train.bin")) == message
+
+
+def test_a_directory_of_something_else(tmp_path):
+    message = f"dataset: {tmp_path} has no dataset.json: no dataset, or copied in part; copy it again"
+    assert fails(lambda: open_dataset(tmp_path)) == message
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"format": "parquet", "version": 1}'])
+def test_a_foreign_description(tmp_path, text):
+    (tmp_path / "dataset.json").write_text(text)
+    path = tmp_path / "dataset.json"
+    message = f'dataset: {path} does not say "format": "fasttrain dataset", so another program has written it'
+    assert fails(lambda: open_dataset(tmp_path)) == message
+
+
+def test_another_version(make_dataset):
+    path = make_dataset([4]).path
+    edit(path, version=2)
+    message = (
+        f"dataset: {path}/dataset.json has version 2, this fasttrain reads version 1; prepare the dataset again, or "
+        "use the fasttrain that wrote it"
+    )
+    assert fails(lambda: open_dataset(path)) == message
+
+
+def test_a_damaged_description(make_dataset):
+    path = make_dataset([4]).path
+    edit(path, colour="blue")
+    assert re.fullmatch(
+        rf"dataset: {path}/dataset.json is damaged \(.*unexpected keyword argument 'colour'\); {AGAIN}",
+        fails(lambda: open_dataset(path)),
+    )
+    (path / "dataset.json").write_bytes((path / "dataset.json").read_bytes()[:-30])
+    assert re.fullmatch(rf"dataset: {path}/dataset.json is damaged \(.*\); {AGAIN}", fails(lambda: open_dataset(path)))
+
+
+@pytest.mark.parametrize("changes", [dict(dtype="float16"), dict(dtype="uint32")])
+def test_a_description_that_contradicts_itself(make_dataset, changes):
+    path = make_dataset([4, 5]).path
+    edit(path, **changes)
+    message = (
+        f"dataset: {path}/dataset.json contradicts itself: train has 9 tokens of {changes['dtype']} in 18 bytes, "
+        f"2 documents in 16 bytes; {AGAIN}"
+    )
+    assert fails(lambda: open_dataset(path)) == message
+
+
+@pytest.mark.parametrize("name", ["train-00001.tokens", "train.documents", "tokenizer.json"])
+def test_every_file_must_be_there_and_whole(make_dataset, name):
+    path = make_dataset([4, 5], shard_tokens=4).path
+    content = (path / name).read_bytes()
+    (path / name).write_bytes(content[:-1])
+    message = f"dataset: {path / name} has {len(content) - 1} bytes instead of {len(content)}: "
+    assert fails(lambda: open_dataset(path)) == message + f"truncated, or still being copied; {AGAIN}"
+    (path / name).write_bytes(content + b"12")
+    message = f"dataset: {path / name} has {len(content) + 2} bytes instead of {len(content)}: "
+    assert fails(lambda: open_dataset(path)) == message + f"not the file that was prepared; {AGAIN}"
+    (path / name).unlink()
+    assert fails(lambda: open_dataset(path), FileNotFoundError) == f"dataset: {path / name} is missing; {AGAIN}"
+
+
+@pytest.mark.parametrize("name", ["train-00000.tokens", "train.documents", "tokenizer.json"])
+def test_one_changed_bit_is_found_by_the_checksum(make_dataset, name):
+    path = make_dataset([4, 5]).path
+    content = bytearray((path / name).read_bytes())
+    content[1] ^= 1
+    (path / name).write_bytes(content)
+    dataset = open_dataset(path)
+    message = (
+        rf"dataset: {path / name} has changed since it was prepared \(sha256 \w{{12}}..., was \w{{12}}...\); {AGAIN}"
+    )
+    assert re.fullmatch(message, fails(dataset.verify))
+    if name == "tokenizer.json":
+        assert re.fullmatch(message, fails(dataset.tokenizer))
+
+
+def test_an_index_of_other_tokens(make_dataset):
+    path, other = make_dataset([4, 5]).path, make_dataset([4, 6], name="other").path
+    (path / "train.documents").write_bytes((other / "train.documents").read_bytes())
+    message = (
+        f"dataset: by {path}/train.documents, the last document ends at token 10, but there are 9 tokens: the files do "
+        "not belong together; copy them again, or prepare the dataset again"
+    )
+    assert fails(lambda: open_dataset(path).split("train")) == message
+
+
+def test_a_split_that_is_not_there(make_dataset):
+    dataset = make_dataset([4])
+    message = (
+        f"dataset: {dataset.path} has no split 'validation', only train; prepare it with more documents or a larger "
+        "share of validation"
+    )
+    assert fails(lambda: dataset.split("validation")) == message
+
+
+# --- writing
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ([], "dataset: document 1 of train is empty; leave empty documents out"),
+        (
+            [5, 100],
+            "dataset: document 1 of train has tokens from 5 to 100, outside the vocabulary of 100; is this the right "
+            "tokenizer?",
+        ),
+        (
+            [-1],
+            "dataset: document 1 of train has tokens from -1 to -1, outside the vocabulary of 100; is this the right "
+            "tokenizer?",
+        ),
+        (
+            [5, 0, 6],
+            "dataset: document 1 of train contains the separator 0, which is added between documents; encode text "
+            "without special tokens",
+        ),
+    ],
+)
+def test_a_document_that_cannot_be_right_is_refused(tmp_path, tokens, message):
+    with writer_at(tmp_path / "d") as writer:
+        writer.add("train", np.array([1, 2]), num_bytes=2)
+        assert fails(lambda: writer.add("train", np.array(tokens, np.int64), num_bytes=2)) == message
+    assert stream_of(Dataset(tmp_path / "d")) == [0, 1, 2]  # it left no trace
+
+
+def test_an_exception_while_writing_leaves_nothing(tmp_path):
+    with suppress(KeyboardInterrupt), writer_at(tmp_path / "d") as writer:
+        writer.add("train", np.array([1]), num_bytes=1)
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="dataset: no documents for .*; check the inputs"), writer_at(tmp_path / "d"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dataset_is_never_overwritten(make_dataset, tmp_path):
+    message = f"dataset: {tmp_path}/dataset exists; choose another directory, or delete it first"
+    with ExitStack() as stack:
+        late = stack.enter_context(writer_at(tmp_path / "dataset"))
+        late.add("train", np.array([1]), num_bytes=1)
+        first = make_dataset([4])  # published while the other one is being written
+        assert fails(stack.pop_all().close, FileExistsError) == message
+    assert fails(lambda: writer_at(first.path), FileExistsError) == message
+    assert list(tmp_path.iterdir()) == [first.path]
+    assert stream_of(first) == [0, 1, 2, 3]
+
+
+def _write_and_die(path: Path, moment: str) -> None:
+    with writer_at(path) as writer:
+        for _ in range(1000):
+            writer.add("train", np.arange(1, 9), num_bytes=1)
+        if moment == "writing":
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("moment", ["writing", "publishing"])
+def test_a_killed_writer_leaves_nothing_that_looks_whole(tmp_path, moment):
+    process = os.fork()
+    if not process:
+        try:
+            _write_and_die(tmp_path / "d", moment)
+        finally:
+            os._exit(1)  # not as a second pytest
+    assert os.waitpid(process, 0)[1] == signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    message = f"dataset: {left} was never finished: its preparation stopped early; prepare it again"
+    assert fails(lambda: open_dataset(left)) == message
+    fails(lambda: open_dataset(tmp_path / "d"), FileNotFoundError)
+
+
+# --- held-out documents
+
+
+def test_the_content_of_a_document_decides_about_its_split():
+    documents = [f"document {i}".encode() for i in range(20_000)]
+    held_out = {document for document in documents if holds_out(document, 0.02)}
+    assert abs(len(held_out) - 400) < 4 * 20
+    assert held_out <= {document for document in documents if holds_out(document, 0.03)}  # a larger share only adds
+    assert not any(holds_out(document, 0.0) for document in documents)
+    assert all(holds_out(document, 1.0) for document in documents)
+    assert [i for i, document in enumerate(documents[:200]) if holds_out(document, 0.02)] == HELD_OUT  # frozen
+
+
+# --- a trillion tokens
+
+
+def sparse(path: Path, size: int, end: bytes = b"") -> File:
+    with open(path, "wb") as file:
+        file.truncate(size)
+        file.seek(size - len(end))
+        file.write(end)
+    return File(name=path.name, size=size, sha256="")
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_a_trillion_tokens_open_and_read_at_once(tmp_path):
+    tokens, documents, shards = 10**12, 10**9, 1000
+    split = Split(
+        tokens=tokens,
+        documents=documents,
+        bytes=3 * tokens,
+        shards=tuple(sparse(tmp_path / f"train-{i:05}.tokens", 2 * tokens // shards) for i in range(shards)),
+        index=sparse(tmp_path / "train.documents", 8 * documents, np.array([tokens], "<i8").tobytes()),
+    )
+    tokenizer = sparse(tmp_path / "tokenizer.json", 2)
+    manifest = Manifest(
+        source="zeros", dtype="uint16", vocab=9, separator=0, tokenizer=tokenizer, splits={"train": split}
+    )
+    (tmp_path / "dataset.json").write_text(manifest.dump())
+    before, begin = resident(), time.process_time()
+    stream = open_dataset(tmp_path).split("train")
+    batches = Batches(stream, sequence=2048, sequences=64, seed=0, document_mask=True)
+    for step in (0, 10**6):
+        assert batches.at(step).tokens.sum() == 0
+    assert time.process_time() - begin < 1
+    assert resident() - before < 64e6
