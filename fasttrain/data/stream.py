@@ -27,9 +27,9 @@ class TokenStream:
         self.dtype = dtype.newbyteorder("<")
         self.separator = separator
         self._paths = list(shards)
-        self._shards: list[np.ndarray | None] = [None] * len(shards)  # mapped when first read
+        self._shards: list[_Mapped | None] = [None] * len(shards)  # mapped when first read
         self._ends = np.cumsum(lengths, dtype=np.int64)
-        self.document_ends = _mapped(index, np.dtype("<i8"))
+        self.document_ends = _Mapped(index, np.dtype("<i8")).array
         last = int(self.document_ends[-1])
         if last != len(self):
             raise ValueError(
@@ -44,15 +44,15 @@ class TokenStream:
         """`length` tokens from each start."""
         out = np.empty((len(starts), length), self.dtype)
         numbers = np.searchsorted(self._ends, starts, side="right")
-        for row, start, number in zip(out, starts.tolist(), numbers.tolist(), strict=True):
-            filled = 0
-            while filled < length:  # more than once only where a window runs over the end of a shard
-                shard = self._shard(number)
-                local = start + filled - (int(self._ends[number]) - len(shard))
-                piece = shard[local : local + length - filled]
-                row[filled : filled + len(piece)] = piece
-                filled += len(piece)
-                number += 1
+        for number in np.unique(numbers).tolist():
+            shard, end = self._shard(number), self._ends[number]
+            rows = np.flatnonzero(numbers == number)
+            within = starts[rows] + length <= end
+            out[rows[within]] = shard.windows(starts[rows[within]] - (end - len(shard)), length)
+            for row in rows[~within]:  # it runs over the end of the shard
+                here = int(end - starts[row])
+                out[row, :here] = shard.array[-here:]
+                out[row, here:] = self.windows(end[None], length - here)
         return out
 
     def boundaries(self, starts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -65,14 +65,38 @@ class TokenStream:
         within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         return rows, self.document_ends[first[rows] + within] - starts[rows]
 
-    def _shard(self, number: int) -> np.ndarray:
+    def _shard(self, number: int) -> _Mapped:
         shard = self._shards[number]
         if shard is None:
-            shard = self._shards[number] = _mapped(self._paths[number], self.dtype)
+            shard = self._shards[number] = _Mapped(self._paths[number], self.dtype)
         return shard
 
 
-def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
-    with open(path, "rb") as file:
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return np.frombuffer(mapping, dtype)
+class _Mapped:
+    """A file as an array, of which single pages are read."""
+
+    def __init__(self, path: Path, dtype: np.dtype) -> None:
+        with open(path, "rb") as file:
+            self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        # Otherwise the system reads 128 KB around each page: 200 times what shuffled windows use (docs/data.md).
+        self._mapping.madvise(mmap.MADV_RANDOM)
+        self.array = np.frombuffer(self._mapping, dtype)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def windows(self, starts: np.ndarray, length: int) -> np.ndarray:  # (n,) int64 -> (n, length)
+        if not len(starts):
+            return np.empty((0, length), self.array.dtype)
+        self._begin_to_read(starts, length)
+        width = self.array.itemsize
+        shape = (len(self) - length + 1, length)
+        return np.ndarray(shape, self.array.dtype, self._mapping, strides=(width, width))[starts]
+
+    def _begin_to_read(self, starts: np.ndarray, length: int) -> None:
+        """Ask for all pages, and return: they then come at once, not one after the other as they are used."""
+        width = self.array.itemsize
+        begins = starts * width // mmap.PAGESIZE * mmap.PAGESIZE
+        sizes = (starts + length) * width - begins
+        for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
+            self._mapping.madvise(mmap.MADV_WILLNEED, begin, size)

@@ -57,12 +57,23 @@ def clip(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     The host never waits for the norm. One that is infinite or NaN makes every gradient NaN or zero, as in torch.
     """
     parameters = [p for p in parameters if p.grad is not None]
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm = nn.utils.get_total_norm([_few(p.grad) for p in parameters if p.grad is not None])
     if hasattr(norm, "full_tensor"):  # a DTensor, whose import costs a second
         norm = norm.full_tensor()
     if max_norm > 0:
         nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
+
+
+def _few(gradient: Tensor) -> Tensor:
+    """The gradient, or fewer elements with the same norm.
+
+    A CPU's norm adds one element after the other in fp32: of 20 million it is 1e-3 too small, and less so in shards. Rows
+    first is as fast and right to 1e-7. A GPU adds in blocks already.
+    """
+    return (
+        torch.linalg.vector_norm(gradient, dim=-1) if gradient.ndim > 1 and gradient.device.type == "cpu" else gradient
+    )
 
 
 def make_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:

@@ -43,6 +43,14 @@ def runs_triton(tensor: Tensor) -> bool:
     return tensor.is_cuda or _kernels_on_cpu
 
 
+def fused_by_compiler(tensor: Tensor) -> bool:
+    """Whether torch.compile is tracing for a CPU. Streaming ops then answer with their plain reference.
+
+    Inductor fuses that with its neighbours, and an op not: a small decoder's step takes a tenth more time with ops.
+    """
+    return torch.compiler.is_compiling() and not runs_triton(tensor)
+
+
 def multiprocessor_count(device: torch.device) -> int:
     """Streaming multiprocessors of a GPU; persistent kernels size their grid by it."""
     if device.type != "cuda":

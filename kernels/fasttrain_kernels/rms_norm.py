@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttrain_kernels._checks import check_tensors, rows, shape, wide
-from fasttrain_kernels._registration import multiprocessor_count, register, warps
+from fasttrain_kernels._registration import fused_by_compiler, multiprocessor_count, register, warps
 
 _WIDEST = 16384  # features of a row that the registers of one program hold; wider rows take the plain torch form
 
@@ -432,6 +432,8 @@ def rms_norm(
     _check("rms_norm", x, weight)
     if weight is None and offset != 0:
         raise ValueError(f"rms_norm: offset {offset} is added to a weight, and weight is None; pass one or drop offset")
+    if fused_by_compiler(x):
+        return rms_norm_reference(x, weight, eps=eps, offset=offset)
     return _rms_norm(x, weight, eps, offset)[0]
 
 
@@ -450,5 +452,7 @@ def add_rms_norm(
     if x.shape != residual.shape:
         raise ValueError(f"add_rms_norm: x {shape(x)} and residual {shape(residual)} must have the same shape")
     _check("add_rms_norm", x, weight)
+    if fused_by_compiler(x):
+        return add_rms_norm_reference(x, residual, weight, eps=eps)
     normed, total, _ = _add_rms_norm(x, residual, weight, eps)
     return normed, total

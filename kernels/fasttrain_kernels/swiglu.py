@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttrain_kernels._checks import check_tensors, empty_like_contiguous, rows, shape, wide
-from fasttrain_kernels._registration import register, warps
+from fasttrain_kernels._registration import fused_by_compiler, register, warps
 
 _BLOCK = 1024
 _THREADS = 128  # x 8 bf16: one 128-bit access per thread and tensor
@@ -203,9 +203,9 @@ def swiglu(
     if up is None:
         if gate.shape[-1] % 2:
             raise ValueError(f"swiglu: packed gate and up {shape(gate)} must have an even last dimension")
-        return _swiglu_packed(gate)
+        return swiglu_reference(*gate.chunk(2, dim=-1)) if fused_by_compiler(gate) else _swiglu_packed(gate)
     if gate.shape != up.shape:
         raise ValueError(f"swiglu: gate {shape(gate)} and up {shape(up)} must have the same shape")
     if gate.dtype != up.dtype:
         raise TypeError(f"swiglu: gate is {gate.dtype} and up {up.dtype}; cast them to one dtype")
-    return _swiglu(gate, up)
+    return swiglu_reference(gate, up) if fused_by_compiler(gate) else _swiglu(gate, up)

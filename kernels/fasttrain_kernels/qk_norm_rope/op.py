@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fasttrain_kernels._checks import check_tensors, empty_like_contiguous, shape, wide
-from fasttrain_kernels._registration import register
+from fasttrain_kernels._registration import fused_by_compiler, register
 from fasttrain_kernels.qk_norm_rope.launch import backward, empty_grads, forward
 from fasttrain_kernels.qk_norm_rope.reference import qk_norm_rope_reference, rotate, table_rows
 
@@ -134,6 +134,10 @@ def qk_norm_rope(
     token's rotated dimensions become NaN.
     """
     _check(q, k, q_weight, k_weight, cos, sin, positions)
+    if fused_by_compiler(q):
+        return qk_norm_rope_reference(
+            q, k, q_weight, k_weight, cos, sin, positions=positions, eps=eps, interleaved=interleaved
+        )
     return _qk_norm_rope(q, k, q_weight, k_weight, cos, sin, positions, eps, interleaved)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fasttrain.data import Batches, Dataset, DatasetWriter, holds_out, open_dataset
+from fasttrain.data import Batches, Dataset, DatasetWriter, TokenStream, holds_out, open_dataset
 from fasttrain.data.manifest import File, Manifest, Split
 
 AGAIN = "copy it again, or prepare the dataset again"
@@ -305,3 +305,21 @@ def test_a_trillion_tokens_open_and_read_at_once(tmp_path):
         assert batches.at(step).tokens.sum() == 0
     assert time.process_time() - begin < 1
     assert resident() - before < 64e6
+
+
+def bytes_read() -> int:
+    """From disks, by this process. Nothing on file systems in memory."""
+    return int(Path("/proc/self/io").read_text().split("read_bytes:")[1].split()[0])
+
+
+def test_only_the_pages_of_a_batch_are_read(tmp_path):
+    tokens, ends = np.zeros(2**25, "<u2"), np.arange(8, 2**25 + 1, 8, dtype="<i8")  # 67 and 34 MB
+    for name, array in (("tokens", tokens), ("ends", ends)):
+        with open(tmp_path / name, "wb") as file:
+            file.write(array.tobytes())
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    before = bytes_read()
+    stream = TokenStream([tmp_path / "tokens"], [len(tokens)], tmp_path / "ends", dtype=np.dtype("uint16"), separator=0)
+    Batches(stream, sequence=2048, sequences=64, seed=0, document_mask=True).at(0)
+    assert bytes_read() - before < 64 * 96 * 1024  # for a window: 3 pages, and those on the way to it in the index
