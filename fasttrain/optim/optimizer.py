@@ -68,8 +68,8 @@ def clip(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
 def _few(gradient: Tensor) -> Tensor:
     """The gradient, or fewer elements with the same norm.
 
-    A CPU's norm adds one element after the other in fp32: of 20 million it is 1e-3 too small, and less so in shards. Rows
-    first is as fast and right to 1e-7. A GPU adds in blocks already.
+    torch's norm on a CPU adds one element after the other in fp32: of 20 million it is 1e-3 too small, of shards less.
+    Rows first is as fast and right to 1e-7. A GPU adds in blocks already.
     """
     return (
         torch.linalg.vector_norm(gradient, dim=-1) if gradient.ndim > 1 and gradient.device.type == "cpu" else gradient

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -145,11 +146,11 @@ def forms() -> Iterator[Form]:
     """The forms that this machine can run."""
     if torch.cuda.is_available():
         for dtype in (torch.bfloat16, torch.float32):
-            yield Form(f"Triton on {torch.cuda.get_device_name()}", "cuda", dtype, contextlib.nullcontext)
+            yield Form("Triton", "cuda", dtype, contextlib.nullcontext)
     else:
-        yield Form("Triton, interpreted", "cpu", torch.bfloat16, interpret)
-        yield Form("Triton, interpreted", "cpu", torch.float32, interpret)
-    yield Form("CPU form", "cpu", torch.float32, contextlib.nullcontext)
+        yield Form("Triton", "cpu", torch.bfloat16, interpret)
+        yield Form("Triton", "cpu", torch.float32, interpret)
+    yield Form("CPU", "cpu", torch.float32, contextlib.nullcontext)
 
 
 def run(case: Case, form: Form) -> list[Comparison]:
@@ -171,10 +172,9 @@ def main(argv: list[str] | None = None) -> int:
     if not cases:
         parser.error(f"no op is called {', '.join(wanted)}; there are {', '.join(case.name for case in CASES)}")
     console = Console()
-    title = "fasttrain kernels against their references in float64: the greatest error, as a share of the allowed"
-    table = Table(title=title)
+    table = Table(title="Greatest error, as a share of the allowed", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for column in ("op", "form", "dtype", "forward", "gradients", "verdict"):
-        table.add_column(column, justify="right" if column in ("forward", "gradients") else "left")
+        table.add_column(column, justify="right" if column in ("forward", "gradients") else "left", no_wrap=True)
     wrong = 0
     pairs = [(case, form) for case in cases for form in forms()]
     for i, (case, form) in enumerate(track(pairs, "comparing", console=console, transient=True)):
@@ -185,23 +185,28 @@ def main(argv: list[str] | None = None) -> int:
         table.add_row(
             case.name if i == 0 or pairs[i - 1][0] is not case else "",
             form.name,
-            str(form.dtype).removeprefix("torch."),
+            _SHORT[form.dtype],
             _share(outputs),
             _share(gradients),
             "[green]right" if ok else "[red]WRONG",
             end_section=i + 1 == len(pairs) or pairs[i + 1][0] is not case,
         )
     console.print(table)
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "interpreted on the CPU, for want of a GPU"
     console.print(
-        "Allowed is twice the error of eager PyTorch in the same dtype, plus one rounding. "
+        f"Triton kernels ({where}) and CPU forms against their references in float64. Allowed is twice the error of "
+        "eager PyTorch in the same dtype, plus one rounding. "
         + ("[green]Every op is right." if not wrong else f"[red]{wrong} of {len(pairs)} comparisons are wrong.")
     )
     return 1 if wrong else 0
 
 
+_SHORT = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
 def _share(comparisons: list[Comparison]) -> str:
     worst = max(comparisons, key=lambda c: c.error / c.allowed)
-    return f"{worst.error / worst.allowed:.2f}  ({worst.error:.1e})"
+    return f"{worst.error:.0e} ({worst.error / worst.allowed:4.0%})"
 
 
 if __name__ == "__main__":
