@@ -119,13 +119,15 @@ class Optim:
     eps: float = 1e-8
     """AdamW's guard against division by zero."""
     weight_decay: float = 0.1
-    """Of matrices; norms and biases have none."""
+    """Of matrices, the embedding included, times the learning rate; norms and biases have none."""
     clip: float = 1.0
     """Greatest gradient norm; 0: no clipping."""
     muon_lr: float = 0.02
     """Peak learning rate of matrices under Muon."""
     muon_momentum: float = 0.95
     """Muon's momentum."""
+    muon_adjust: Literal["original", "match_rms_adamw"] = "original"
+    """How muon_lr is scaled by a matrix's shape; match_rms_adamw wants a rate as small as AdamW's."""
     z_loss: float = 0.0
     """Weight of the squared log-partition function in the loss."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"

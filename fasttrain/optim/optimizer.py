@@ -38,7 +38,7 @@ def make_optimizer(model: nn.Module, optim: config.Optim, device: torch.device) 
     fused = device.type in ("cpu", "cuda")  # one pass over weights, gradients and averages; others: torch's choice
     if not matrices:
         return torch.optim.AdamW(groups, fused=fused or None)
-    return Muon(matrices, groups, fused=fused or None, **_settings(optim, "muon"))
+    return Muon(matrices, groups, adjust=optim.muon_adjust, fused=fused or None, **_settings(optim, "muon"))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, optim: config.Optim, step: int, steps: int) -> float:

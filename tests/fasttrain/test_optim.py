@@ -257,6 +257,16 @@ def test_muon_takes_the_four_matrices_of_each_block_of_the_decoder() -> None:
     assert set(groups["decay"]) == {model.embedding.weight, model.head.weight}
 
 
+def test_the_configured_adjustment_acts() -> None:
+    weights = []
+    for adjust in ("original", "match_rms_adamw"):
+        torch.manual_seed(0)
+        model = Net()
+        weights.append(train(model, make_optimizer(model, optim(kind="muon", muon_adjust=adjust), CPU), range(1)))
+    assert not torch.equal(weights[0]["blocks.0.qkv.weight"], weights[1]["blocks.0.qkv.weight"])
+    assert torch.equal(weights[0]["embedding.weight"], weights[1]["embedding.weight"])  # AdamW's
+
+
 def test_names_do_not_depend_on_wrappers() -> None:
     model = Net()
     plain = make_optimizer(model, optim(kind="muon"), CPU)

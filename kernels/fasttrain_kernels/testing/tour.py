@@ -172,7 +172,9 @@ def main(argv: list[str] | None = None) -> int:
     if not cases:
         parser.error(f"no op is called {', '.join(wanted)}; there are {', '.join(case.name for case in CASES)}")
     console = Console()
-    table = Table(title="Greatest error, as a share of the allowed", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    table = Table(
+        title="Greatest error, as a share of the allowed", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False
+    )
     for column in ("op", "form", "dtype", "forward", "gradients", "verdict"):
         table.add_column(column, justify="right" if column in ("forward", "gradients") else "left", no_wrap=True)
     wrong = 0

@@ -29,8 +29,8 @@ columns:
   load, store, copy   global accesses by bits per lane; copy: global to shared memory, asynchronous
   mma      instructions on the matrix units     sfu      exp, log, rsqrt     bar  block barriers     instr  all
 
-The exit status is 1 if a kernel breaks a rule: it spills, does not fit, has narrow accesses though it streams, or
-multiplies bf16 or fp16 matrices without tensor cores.
+The exit status is 1 if a kernel breaks a rule (it spills, does not fit, has narrow accesses though it streams, or
+multiplies bf16 or fp16 matrices without tensor cores), or is worse than its stored figures.
 """
 
 
@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = list(_survey_all(options.target, options.op, options.jobs))
     for target in options.target:
         console.print(_table(target, [row for row in rows if row.target == target]))
-    found = {(r.target, r.op, r.key): p for r in rows if (p := rules.problems(r))}
+    stored = {} if options.update else _comparable()
+    found = {(r.target, r.op, r.key): p for r in rows if (p := rules.problems(r) or rules.regressed(r, stored))}
     for (target, op, key), problem in sorted(found.items()):
         console.print(f"{target} {op} {key}: {'; '.join(problem)}", style="red", highlight=False, markup=False)
     binaries = len({row.binary for row in rows})
@@ -99,6 +100,12 @@ def _survey_all(targets: Sequence[str], ops: Sequence[str], jobs: int) -> Iterat
         for task in as_completed(tasks):
             progress.update(bar, advance=1, description=tasks[task])
             yield from task.result()
+
+
+def _comparable() -> rules.Figures:
+    """The stored figures, if they are here and of this Triton: another one compiles differently."""
+    version, stored = rules.read(rules.STORED) if rules.STORED.exists() else ("", {})
+    return stored if version == triton.__version__ else {}
 
 
 def _update(rows: Sequence[Row], *, whole: bool) -> None:

@@ -103,6 +103,12 @@ def stored_facts(row: Row, stored: Figures) -> Facts | None:
     return Facts(**{**values, "kernel": row.facts.kernel, "target": row.target})
 
 
+def regressed(row: Row, stored: Figures) -> list[str]:
+    """Where a row is worse than what is stored for it; nothing if nothing is."""
+    then = stored_facts(row, stored)
+    return [] if then is None else regressions(row, then)
+
+
 def read(path: Path) -> tuple[str, Figures]:
     """The Triton version that the figures hold for, and the figures."""
     content = json.loads(path.read_text())
