@@ -68,6 +68,8 @@ class Block(nn.Module):
         self.gate_up = nn.Linear(C, 2 * model.ffn, bias=False)
         self.down = nn.Linear(model.ffn, C, bias=False)
         self.next_norm = nn.Parameter(torch.empty(C))  # of what the next block, or the head, reads
+        # Rows of the matrices that a packed one consists of: Muon treats each by itself.
+        self.muon_splits = {"qkv.weight": [n * D for n in self.heads], "gate_up.weight": [model.ffn, model.ffn]}
 
     def forward(
         self,
@@ -190,6 +192,9 @@ class Decoder(nn.Module):
         return self.head.logits(self._normed(tokens, cu_seqlens, positions), self._tied_weight())
 
     def _normed(self, tokens: Tensor, cu_seqlens: Tensor | None, positions: Tensor | None) -> Tensor:  # (B, T, C)
+        if cu_seqlens is not None and not torch.compiler.is_compiling():
+            # Batches differ in their number of documents: compiled blocks are for any, from the first one on.
+            torch._dynamo.maybe_mark_dynamic(cu_seqlens, 0)
         residual = self.embedding(tokens)
         normed = rms_norm(residual, self.first_norm, eps=self.config.norm_eps)
         for block in self.blocks:
@@ -225,6 +230,45 @@ class Decoder(nn.Module):
             else:
                 narrow = name.endswith(("attention_out.weight", "down.weight"))
                 _truncated_normal_(parameter, into_stream if narrow else self.config.init_std, f"{seed} {name}")
+
+
+class Parameters(NamedTuple):
+    """How many parameters a decoder has. A tied head is the embedding, and is not counted again."""
+
+    embedding: int
+    head: int  # 0 when tied
+    blocks: int
+    total: int
+
+    @property
+    def non_embedding(self) -> int:
+        """Without the tables of the vocabulary, as scaling laws count."""
+        return self.total - self.embedding - self.head
+
+
+def num_parameters(model: config.Model, vocab: int) -> Parameters:
+    """In closed form: no model is built."""
+    table = vocab * model.hidden
+    norms = 2 * model.hidden + (2 * model.head_dim if model.qk_norm else 0)
+    blocks = model.layers * (_matrices(model) + norms)
+    head = 0 if model.tied_head else table
+    return Parameters(embedding=table, head=head, blocks=blocks, total=table + model.hidden + blocks + head)
+
+
+def flops_per_token(model: config.Model, vocab: int, sequence: int) -> int:
+    """Of a training step, as published MFUs count them (PaLM, appendix B): 6 N + 12 L H D T.
+
+    N are the elements of matrices that multiply activations, the head among them, tied or not; the embedding, a
+    look-up, is not. Attention counts as if every token saw the whole sequence: neither the causal mask nor documents
+    lower it. Nor do norms, the softmax or recomputed activations raise it.
+    """
+    N = model.layers * _matrices(model) + vocab * model.hidden
+    return 6 * N + 12 * model.layers * model.heads * model.head_dim * sequence
+
+
+def _matrices(model: config.Model) -> int:
+    heads = 2 * model.heads + 2 * model.kv_heads  # q and out, k and v
+    return model.hidden * (heads * model.head_dim + 3 * model.ffn)
 
 
 def _check(model: config.Model) -> None:

@@ -192,3 +192,19 @@ heavy = {"torch.distributed.tensor", "transformers", "flash_attn", "ml_dtypes", 
 assert not heavy, heavy
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_testing_is_an_attribute_of_the_package():
+    script = """
+import torch, fasttrain_kernels
+with fasttrain_kernels.testing.interpret() as launches:
+    fasttrain_kernels.swiglu(torch.randn(2, 16))
+assert [launch.kernel for launch in launches] == ["_swiglu_fwd_kernel"]
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_every_public_name_exists():
+    assert all(hasattr(ft, name) for name in ft.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'softmax'"):
+        ft.softmax  # noqa: B018

@@ -1,0 +1,87 @@
+"""Weights and configuration between the decoder and Transformers' Qwen3 (or Llama, without qk_norm).
+
+The decoder packs projections that read the same input, and gives each norm to the block before it (fasttrain.model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttrain import config
+
+
+def huggingface_config(model: config.Model, *, vocab: int, sequence: int) -> dict[str, Any]:
+    """What config.json says of the architecture: the keyword arguments of Qwen3Config or LlamaConfig."""
+    family = "Qwen3" if model.qk_norm else "Llama"
+    return {
+        "model_type": family.lower(),
+        "architectures": [f"{family}ForCausalLM"],
+        "vocab_size": vocab,
+        "max_position_embeddings": sequence,
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "intermediate_size": model.ffn,
+        "hidden_act": "silu",
+        "rms_norm_eps": model.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
+        "tie_word_embeddings": model.tied_head,
+        "attention_bias": False,
+        "attention_dropout": model.attention_dropout,
+        "initializer_range": model.init_std,
+    }
+
+
+def to_huggingface(state: Mapping[str, Tensor], model: config.Model) -> dict[str, Tensor]:
+    """The decoder's state dict under Transformers' names. Split projections are views of the packed ones."""
+    result = {}
+    for ours, theirs in _names(model).items():
+        if isinstance(theirs, str):
+            result[theirs] = state[ours]
+        else:
+            result.update(zip(theirs, state[ours].split(list(theirs.values())), strict=True))
+    return result
+
+
+def from_huggingface(state: Mapping[str, Tensor], model: config.Model) -> dict[str, Tensor]:
+    """A state dict of Transformers under the decoder's names, packed."""
+    return {
+        ours: state[theirs] if isinstance(theirs, str) else torch.cat([state[name] for name in theirs])
+        for ours, theirs in _names(model).items()
+    }
+
+
+def _names(model: config.Model) -> dict[str, str | dict[str, int]]:
+    """Our names, and Transformers': one, or those that a packed matrix consists of, with their rows."""
+    q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    names: dict[str, str | dict[str, int]] = {
+        "embedding.weight": "model.embed_tokens.weight",
+        "first_norm": "model.layers.0.input_layernorm.weight",
+    }
+    for i in range(model.layers):
+        ours, theirs = f"blocks.{i}", f"model.layers.{i}"
+        attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
+        names |= {
+            f"{ours}.qkv.weight": {
+                f"{attention}.q_proj.weight": q,
+                f"{attention}.k_proj.weight": kv,
+                f"{attention}.v_proj.weight": kv,
+            },
+            f"{ours}.attention_out.weight": f"{attention}.o_proj.weight",
+            f"{ours}.ffn_norm": f"{theirs}.post_attention_layernorm.weight",
+            f"{ours}.gate_up.weight": {f"{mlp}.gate_proj.weight": model.ffn, f"{mlp}.up_proj.weight": model.ffn},
+            f"{ours}.down.weight": f"{mlp}.down_proj.weight",
+            f"{ours}.next_norm": f"model.layers.{i + 1}.input_layernorm.weight",
+        }
+        if model.qk_norm:
+            names |= {f"{ours}.{x}_norm": f"{attention}.{x}_norm.weight" for x in "qk"}
+    names[f"blocks.{model.layers - 1}.next_norm"] = "model.norm.weight"
+    if not model.tied_head:
+        names["head.weight"] = "lm_head.weight"
+    return names

@@ -1,0 +1,262 @@
+"""The decoder: Transformers' numbers, initial weights that no sharding changes, one graph for all steps."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from fasttrain.config import Model
+from fasttrain.convert import from_huggingface, huggingface_config, to_huggingface
+from fasttrain.model import IGNORE, Decoder, flops_per_token, num_parameters
+
+VOCAB, SEQUENCE = 97, 24
+TINY = Model(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, ffn=80, init_std=0.1)
+VARIANTS = {
+    "qwen3": TINY,
+    "qwen3 untied, a head for each query": replace(TINY, kv_heads=4, tied_head=False),
+    "llama": replace(TINY, qk_norm=False, norm_eps=1e-5, rope_theta=500_000.0),
+    "llama untied, one kv head": replace(TINY, qk_norm=False, kv_heads=1, tied_head=False),
+}
+
+
+def decoder(model: Model = TINY, *, seed: int = 0, norms: bool = True, **options: float) -> Decoder:
+    made = Decoder(model, vocab=VOCAB, sequence=SEQUENCE, **options)
+    made.init_weights(seed)
+    if norms:  # weights of norms that no test can mistake for one another
+        for parameter in made.parameters():
+            if parameter.dim() == 1:
+                torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return made
+
+
+def batch(B: int = 3) -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(VOCAB, (B, SEQUENCE + 1), generator=torch.Generator().manual_seed(1))
+    targets = tokens[:, 1:].clone()
+    targets[0, :5] = IGNORE
+    return tokens[:, :-1], targets
+
+
+def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_loss_and_gradients_are_those_of_transformers(name):
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    model = VARIANTS[name]
+    ours = decoder(model)
+    kind, make = (Qwen3Config, Qwen3ForCausalLM) if model.qk_norm else (LlamaConfig, LlamaForCausalLM)
+    theirs = make(kind(**huggingface_config(model, vocab=VOCAB, sequence=SEQUENCE)))
+    missing, unexpected = theirs.load_state_dict(to_huggingface(ours.state_dict(), model), strict=False)
+    assert unexpected == []
+    assert missing == (["lm_head.weight"] if model.tied_head else [])
+
+    tokens, targets = batch()
+    logits = theirs(input_ids=tokens).logits
+    torch.testing.assert_close(ours.logits(tokens), logits, rtol=1e-5, atol=1e-5)
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+    expected.backward()
+    loss = ours(tokens, targets)
+    loss.loss_sum.backward()
+    torch.testing.assert_close(loss.loss_sum, expected, rtol=1e-6, atol=0)
+    assert loss.num_tokens == tokens.numel() - 5
+    torch.testing.assert_close(to_huggingface(gradients(ours), model), gradients(theirs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_conversion_there_and_back_changes_nothing(name):
+    state = decoder(VARIANTS[name]).state_dict()
+    back = from_huggingface(to_huggingface(state, VARIANTS[name]), VARIANTS[name])
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[key], state[key]) for key in state)
+
+
+def test_packed_documents_are_documents_one_by_one():
+    model, (tokens, targets) = decoder(), batch(B=2)
+    ends = [0, 5, 6, SEQUENCE, SEQUENCE + 13, 2 * SEQUENCE]
+    cu_seqlens = torch.tensor(ends, dtype=torch.int32)
+    positions = torch.cat([torch.arange(b - a) for a, b in zip(ends, ends[1:], strict=False)]).view_as(tokens)
+    flat, flat_targets = tokens.flatten(), targets.flatten()
+    packed = model(tokens, targets, cu_seqlens, positions)
+    packed.loss_sum.backward()
+    got = gradients(model)
+    model.zero_grad()
+    single = [model(flat[None, a:b], flat_targets[None, a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+    total = sum(loss.loss_sum for loss in single)
+    total.backward()
+    torch.testing.assert_close(packed.loss_sum, total)
+    assert packed.num_tokens == sum(loss.num_tokens for loss in single)
+    torch.testing.assert_close(got, gradients(model), rtol=1e-4, atol=1e-5)
+
+
+def test_stats_and_z_loss():
+    model, (tokens, targets) = decoder(z_loss=1e-2), batch()
+    stats = model.stats(tokens, targets)
+    logits = model.logits(tokens)
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")
+    torch.testing.assert_close(stats.loss.flatten(), expected)
+    torch.testing.assert_close(model(tokens, targets).loss_sum, (stats.loss + 1e-2 * stats.lse**2).sum())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_closed_forms_count_what_is_there(name):
+    model = VARIANTS[name]
+    made = decoder(model)
+    count = num_parameters(model, VOCAB)
+    assert count.total == sum(p.numel() for p in made.parameters())
+    assert count.embedding == made.embedding.weight.numel()
+    assert count.blocks == sum(p.numel() for p in made.blocks.parameters())
+    assert count.non_embedding == count.blocks + model.hidden
+    tokens, _ = batch(B=1)
+    with FlopCounterMode(display=False) as counted, sdpa_kernel(SDPBackend.MATH):
+        made.logits(tokens).sum().backward()
+    assert counted.get_total_flops() == SEQUENCE * flops_per_token(model, VOCAB, SEQUENCE)
+
+
+def test_rows_of_packed_matrices_are_known_to_muon():
+    for block in decoder().blocks:
+        for name, rows in block.muon_splits.items():
+            assert sum(rows) == block.get_parameter(name).shape[0]
+
+
+def test_initial_weights():
+    wide = Model(layers=8, hidden=256, heads=4, kv_heads=2, head_dim=32, ffn=320, tied_head=False)
+    with torch.device("meta"):
+        model = Decoder(wide, vocab=1000, sequence=16)
+    assert all(t.is_meta for t in (*model.parameters(), *model.buffers()))
+    model.to_empty(device="cpu")
+    model.init_weights(3)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            assert (parameter == 1).all()
+            continue
+        std = wide.init_std / 4 if name.endswith(("attention_out.weight", "down.weight")) else wide.init_std
+        assert parameter.abs().max() <= 3 * std
+        assert parameter.std() == pytest.approx(0.987 * std, rel=0.03)  # 0.987: cut at three
+        assert abs(parameter.mean()) < 0.02 * std
+        assert parameter.unique(dim=0).shape == parameter.shape  # no rows drawn from one seed
+    torch.testing.assert_close(model.cos, Decoder(wide, vocab=1000, sequence=16).cos)
+
+
+def test_initial_weights_depend_on_the_seed_and_on_nothing_else():
+    first = decoder(norms=False).state_dict()
+    torch.manual_seed(7)
+    torch.testing.assert_close(decoder(norms=False).state_dict(), first, rtol=0, atol=0)
+    assert not torch.equal(decoder(seed=1).embedding.weight, first["embedding.weight"])
+    assert not torch.equal(first["blocks.0.qkv.weight"], first["blocks.1.qkv.weight"])
+
+
+def test_two_fsdp_ranks_start_and_step_as_a_single_process():
+    """Each rank materialises its shard only; rows do not divide evenly. FSDP gathers for loss and logits alike."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", __file__]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def fsdp_rank() -> None:
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.tensor import DTensor
+
+    dist.init_process_group("gloo")
+    for model in (TINY, replace(TINY, tied_head=False)):
+        alone = decoder(model, norms=False)
+        with torch.device("meta"):
+            sharded = Decoder(model, vocab=VOCAB, sequence=SEQUENCE)
+        for block in sharded.blocks:
+            fully_shard(block)
+        if not model.tied_head:
+            fully_shard(sharded.head)
+            register_fsdp_forward_method(sharded.head, "logits")
+        fully_shard(sharded).set_gradient_divide_factor(1.0)
+        register_fsdp_forward_method(sharded, "logits")
+        sharded.to_empty(device="cpu")
+        sharded.init_weights(0)
+        for (name, whole), part in zip(alone.named_parameters(), sharded.parameters(), strict=True):
+            assert isinstance(part, DTensor), name
+            assert part.to_local().shape[0] < whole.shape[0], name
+            torch.testing.assert_close(part.full_tensor(), whole.detach(), rtol=0, atol=0)
+
+        tokens, targets = batch(B=2)
+        loss = alone(tokens, targets).loss_sum
+        loss.backward()
+        mine = slice(dist.get_rank(), dist.get_rank() + 1)
+        part_loss = sharded(tokens[mine], targets[mine]).loss_sum
+        part_loss.backward()
+        total = part_loss.detach().clone()
+        dist.all_reduce(total)
+        torch.testing.assert_close(total, loss.detach())
+        for whole, part in zip(alone.parameters(), sharded.parameters(), strict=True):
+            torch.testing.assert_close(part.grad.full_tensor(), whole.grad, rtol=1e-4, atol=1e-5)
+        with torch.no_grad():
+            torch.testing.assert_close(sharded.logits(tokens), alone.logits(tokens))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_blocks_compile_to_one_graph_for_all_steps(documents):
+    eager, compiled = decoder(), decoder()
+    compiled.load_state_dict(eager.state_dict())
+    torch._dynamo.reset()
+    for block in compiled.blocks:
+        block.compile(fullgraph=True)
+    tokens, targets = batch(B=2)
+    ends = [[0, 5, SEQUENCE, 2 * SEQUENCE], [0, SEQUENCE, 2 * SEQUENCE], [0, 1, 2, SEQUENCE, 30, 2 * SEQUENCE]]
+    positions = torch.arange(SEQUENCE).expand(2, -1) if documents else None
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for step in range(3):
+            cu_seqlens = torch.tensor(ends[step], dtype=torch.int32) if documents else None
+            losses = [model(tokens, targets, cu_seqlens, positions).loss_sum for model in (eager, compiled)]
+            for loss in losses:
+                loss.backward()
+            torch.testing.assert_close(losses[1], losses[0])
+    torch.testing.assert_close(gradients(compiled), gradients(eager), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("option", ["dropout", "attention_dropout"])
+def test_dropout_acts_in_training_only(option):
+    plain, model = decoder(), decoder(replace(TINY, **{option: 0.5}))
+    model.load_state_dict(plain.state_dict())
+    tokens, targets = batch()
+    loss = model(tokens, targets).loss_sum
+    loss.backward()
+    assert not torch.allclose(loss, plain(tokens, targets).loss_sum)
+    torch.testing.assert_close(model.eval()(tokens, targets), plain(tokens, targets))
+
+
+def test_attention_dropout_within_documents_is_an_error():
+    model, (tokens, targets) = decoder(replace(TINY, attention_dropout=0.1)), batch(B=1)
+    cu_seqlens = torch.tensor([0, 5, SEQUENCE], dtype=torch.int32)
+    with pytest.raises(ValueError, match="attention_dropout 0.1 cannot be combined .* set data.document_mask to false"):
+        model(tokens, targets, cu_seqlens)
+    model.eval()(tokens, targets, cu_seqlens)
+
+
+def test_a_rotary_table_that_fsdp_has_rounded_is_an_error():
+    model, x = decoder(), torch.randn(1, SEQUENCE, TINY.hidden)
+    with pytest.raises(TypeError, match=r"came as torch.bfloat16 .* cast_forward_inputs=False"):
+        model.blocks[0](x, x, model.cos.bfloat16(), model.sin.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kv_heads": 3}, r"heads \(4\) must be a multiple of kv_heads \(3\)"),
+        ({"head_dim": 15}, r"head_dim \(15\) must be even"),
+    ],
+)
+def test_impossible_shapes_are_errors(change, message):
+    with pytest.raises(ValueError, match=message):
+        decoder(replace(TINY, **change))
+
+
+if __name__ == "__main__":
+    fsdp_rank()
