@@ -159,7 +159,6 @@ class Decoder(nn.Module):
         z_loss: float = 0.0,
     ) -> None:
         super().__init__()
-        _check(model)
         self.config = model
         self.sequence = sequence
         self.embedding = nn.Embedding(vocab, model.hidden)
@@ -269,13 +268,6 @@ def flops_per_token(model: config.Model, vocab: int, sequence: int) -> int:
 def _matrices(model: config.Model) -> int:
     heads = 2 * model.heads + 2 * model.kv_heads  # q and out, k and v
     return model.hidden * (heads * model.head_dim + 3 * model.ffn)
-
-
-def _check(model: config.Model) -> None:
-    if model.heads % model.kv_heads:
-        raise ValueError(f"Decoder: heads ({model.heads}) must be a multiple of kv_heads ({model.kv_heads})")
-    if model.head_dim % 2:
-        raise ValueError(f"Decoder: head_dim ({model.head_dim}) must be even: the rotary embedding turns pairs")
 
 
 def _truncated_normal_(parameter: Tensor, std: float, key: str) -> None:  # (rows, columns), of which a shard is here

@@ -134,7 +134,7 @@ def test_initial_weights():
     assert all(t.is_meta for t in (*model.parameters(), *model.buffers()))
     model.to_empty(device="cpu")
     model.init_weights(3)
-    for name, parameter in model.named_parameters():
+    for name, parameter in model.state_dict().items():
         if parameter.dim() == 1:
             assert (parameter == 1).all()
             continue
@@ -163,7 +163,7 @@ def test_two_fsdp_ranks_start_and_step_as_a_single_process():
 
 def fsdp_rank() -> None:
     import torch.distributed as dist
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
     from torch.distributed.tensor import DTensor
 
     dist.init_process_group("gloo")
@@ -176,7 +176,11 @@ def fsdp_rank() -> None:
         if not model.tied_head:
             fully_shard(sharded.head)
             register_fsdp_forward_method(sharded.head, "logits")
-        fully_shard(sharded).set_gradient_divide_factor(1.0)
+        fully_shard(sharded)
+        for module in sharded.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
         register_fsdp_forward_method(sharded, "logits")
         sharded.to_empty(device="cpu")
         sharded.init_weights(0)
@@ -242,20 +246,8 @@ def test_attention_dropout_within_documents_is_an_error():
 
 def test_a_rotary_table_that_fsdp_has_rounded_is_an_error():
     model, x = decoder(), torch.randn(1, SEQUENCE, TINY.hidden)
-    with pytest.raises(TypeError, match=r"came as torch.bfloat16 .* cast_forward_inputs=False"):
+    with pytest.raises(TypeError, match=r"came as torch.bfloat16 .*cast_forward_inputs=False"):
         model.blocks[0](x, x, model.cos.bfloat16(), model.sin.bfloat16())
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"kv_heads": 3}, r"heads \(4\) must be a multiple of kv_heads \(3\)"),
-        ({"head_dim": 15}, r"head_dim \(15\) must be even"),
-    ],
-)
-def test_impossible_shapes_are_errors(change, message):
-    with pytest.raises(ValueError, match=message):
-        decoder(replace(TINY, **change))
 
 
 if __name__ == "__main__":
