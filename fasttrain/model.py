@@ -285,9 +285,7 @@ def _truncated_normal_(parameter: Tensor, std: float, key: str) -> None:  # (row
         block = torch.empty(min(_INIT_ROWS, rows - first), columns, dtype=local.dtype, device=local.device)
         nn.init.trunc_normal_(block, std=std, a=-_CUT * std, b=_CUT * std, generator=generator)
         begin, end = max(first, start), min(first + _INIT_ROWS, stop)
-        local[begin - start : end - start] = block[
-            begin - first : end - first, offset[1] : offset[1] + local.shape[1]
-        ]
+        local[begin - start : end - start] = block[begin - first : end - first, offset[1] : offset[1] + local.shape[1]]
 
 
 def _local(parameter: Tensor) -> tuple[Tensor, list[int]]:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -83,13 +84,13 @@ def test_packed_documents_are_documents_one_by_one():
     model, (tokens, targets) = decoder(), batch(B=2)
     ends = [0, 5, 6, SEQUENCE, SEQUENCE + 13, 2 * SEQUENCE]
     cu_seqlens = torch.tensor(ends, dtype=torch.int32)
-    positions = torch.cat([torch.arange(b - a) for a, b in zip(ends, ends[1:], strict=False)]).view_as(tokens)
+    positions = torch.cat([torch.arange(b - a) for a, b in pairwise(ends)]).view_as(tokens)
     flat, flat_targets = tokens.flatten(), targets.flatten()
     packed = model(tokens, targets, cu_seqlens, positions)
     packed.loss_sum.backward()
     got = gradients(model)
     model.zero_grad()
-    single = [model(flat[None, a:b], flat_targets[None, a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+    single = [model(flat[None, a:b], flat_targets[None, a:b]) for a, b in pairwise(ends)]
     total = sum(loss.loss_sum for loss in single)
     total.backward()
     torch.testing.assert_close(packed.loss_sum, total)

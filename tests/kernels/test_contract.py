@@ -82,6 +82,20 @@ def test_a_model_of_all_ops_compiles_to_one_graph_and_does_not_recompile(model):
             torch.testing.assert_close(loss_and_gradients(compiled, length), tensors)
 
 
+def test_the_ops_themselves_compile_to_one_graph_and_do_not_recompile(model):
+    """On a CPU the compiler sees the references of streaming ops, to fuse them; here it sees the ops, as on a GPU."""
+    torch._dynamo.reset()
+    with interpret() as launches, torch._dynamo.config.patch(error_on_recompile=True):
+        compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+        for length in (12, 20):
+            got = loss_and_gradients(compiled, length)
+            compiled_launches = [launch.kernel for launch in launches]
+            launches.clear()
+            torch.testing.assert_close(got, loss_and_gradients(model, length), rtol=1e-5, atol=1e-6)
+            assert sorted(compiled_launches) == sorted(launch.kernel for launch in launches)
+            launches.clear()
+
+
 def test_a_model_of_all_ops_is_the_same_in_triton_and_on_the_cpu(model):
     expected = loss_and_gradients(model)
     with interpret():

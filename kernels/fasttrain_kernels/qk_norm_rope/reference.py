@@ -63,4 +63,4 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
         first, second = rotary.chunk(2, dim=-1)
     pairs = (first * cos - second * sin, second * cos + first * sin)
     rotated = torch.stack(pairs, dim=-1).flatten(-2) if interleaved else torch.cat(pairs, dim=-1)
-    return torch.cat((rotated, rest), dim=-1)
+    return rotated if x.shape[-1] == R else torch.cat((rotated, rest), dim=-1)
