@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fasttrain.config import Model
 from fasttrain.convert import from_huggingface, huggingface_config, to_huggingface
 from fasttrain.model import IGNORE, Decoder, flops_per_token, num_parameters
+from fasttrain_kernels._registration import kernels_on_cpu
 
 VOCAB, SEQUENCE = 97, 24
 TINY = Model(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, ffn=80, init_std=0.1)
@@ -224,6 +225,26 @@ def test_blocks_compile_to_one_graph_for_all_steps(documents):
                 loss.backward()
             torch.testing.assert_close(losses[1], losses[0])
     torch.testing.assert_close(gradients(compiled), gradients(eager), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_a_compiler_sees_torch_operations_on_cpus_and_our_ops_on_gpus(kernels):
+    ops = set()
+
+    class Seen(Exception):
+        pass
+
+    def backend(graph, _):
+        targets = [str(node.target) for node in graph.graph.nodes]
+        ops.update(target.split(".")[1] for target in targets if target.startswith("fasttrain."))
+        raise Seen
+
+    torch._dynamo.reset()
+    model, x = decoder(), torch.randn(1, SEQUENCE, TINY.hidden)
+    block = torch.compile(model.blocks[0], backend=backend, fullgraph=True)
+    with kernels_on_cpu() if kernels else torch.enable_grad(), pytest.raises(Exception, match="Seen"):
+        block(x, x, model.cos, model.sin)
+    assert ops == ({"qk_norm_rope", "attention", "add_rms_norm", "swiglu_packed"} if kernels else set())
 
 
 @pytest.mark.parametrize("option", ["dropout", "attention_dropout"])
