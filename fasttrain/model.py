@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fasttrain import config
+from fasttrain.data import IGNORED
 from fasttrain_kernels import (
     TokenStats,
     add_rms_norm,
@@ -37,7 +38,6 @@ from fasttrain_kernels import (
     swiglu,
 )
 
-IGNORE = -100  # a target that does not count
 _CUT = 3.0  # initial weights lie within so many standard deviations
 _INIT_ROWS = 128  # that one seed initialises: a rank draws the rows of its shard, and at most so many around them
 
@@ -124,12 +124,12 @@ class Head(nn.Module):
 
     def forward(self, normed: Tensor, targets: Tensor, tied: Tensor | None) -> Loss:  # (B, T, C), (B, T), (V, C)
         loss_sum = linear_cross_entropy(
-            normed, self._weight(tied), targets, ignore_index=IGNORE, z_loss=self.z_loss, reduction="sum"
+            normed, self._weight(tied), targets, ignore_index=IGNORED, z_loss=self.z_loss, reduction="sum"
         )
-        return Loss(loss_sum, (targets != IGNORE).sum())
+        return Loss(loss_sum, (targets != IGNORED).sum())
 
     def stats(self, normed: Tensor, targets: Tensor, tied: Tensor | None) -> TokenStats:  # (B, T) each
-        return linear_cross_entropy_stats(normed, self._weight(tied), targets, ignore_index=IGNORE)
+        return linear_cross_entropy_stats(normed, self._weight(tied), targets, ignore_index=IGNORED)
 
     def logits(self, normed: Tensor, tied: Tensor | None) -> Tensor:  # (B, T, V)
         return F.linear(normed, self._weight(tied))
@@ -170,7 +170,7 @@ class Decoder(nn.Module):
     def forward(
         self,
         tokens: Tensor,  # (B, T)
-        targets: Tensor,  # (B, T); IGNORE: does not count
+        targets: Tensor,  # (B, T); IGNORED: does not count
         cu_seqlens: Tensor | None = None,  # (num_docs + 1,) int32, over the flattened batch
         positions: Tensor | None = None,  # (B, T), within the document
     ) -> Loss:

@@ -15,7 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fasttrain.config import Model
 from fasttrain.convert import from_huggingface, huggingface_config, to_huggingface
-from fasttrain.model import IGNORE, Decoder, flops_per_token, num_parameters
+from fasttrain.data import IGNORED
+from fasttrain.model import Decoder, flops_per_token, num_parameters
 from fasttrain_kernels._registration import kernels_on_cpu
 
 VOCAB, SEQUENCE = 97, 24
@@ -41,7 +42,7 @@ def decoder(model: Model = TINY, *, seed: int = 0, norms: bool = True, **options
 def batch(B: int = 3) -> tuple[Tensor, Tensor]:
     tokens = torch.randint(VOCAB, (B, SEQUENCE + 1), generator=torch.Generator().manual_seed(1))
     targets = tokens[:, 1:].clone()
-    targets[0, :5] = IGNORE
+    targets[0, :5] = IGNORED
     return tokens[:, :-1], targets
 
 
@@ -64,7 +65,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers(name):
     tokens, targets = batch()
     logits = theirs(input_ids=tokens).logits
     torch.testing.assert_close(ours.logits(tokens), logits, rtol=1e-5, atol=1e-5)
-    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
     expected.backward()
     loss = ours(tokens, targets)
     loss.loss_sum.backward()
@@ -103,7 +104,7 @@ def test_stats_and_z_loss():
     model, (tokens, targets) = decoder(z_loss=1e-2), batch()
     stats = model.stats(tokens, targets)
     logits = model.logits(tokens)
-    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
     torch.testing.assert_close(stats.loss.flatten(), expected)
     torch.testing.assert_close(model(tokens, targets).loss_sum, (stats.loss + 1e-2 * stats.lse**2).sum())
 
