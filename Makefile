@@ -1,6 +1,6 @@
 # CI runs these targets verbatim. Everything is installed into .venv by the first target that needs it.
 .DEFAULT_GOAL := help
-.PHONY: help train test test-gpu check format bench compiled clean
+.PHONY: help train tour test test-gpu check format bench compiled clean
 
 VENV    ?= .venv
 PYTHON  ?= python3
@@ -12,7 +12,10 @@ SOURCES := pyproject.toml setup.py constraints.txt
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
-train: $(VENV)/.installed ## install, and run the tour: every op, forward and backward, against its reference
+train: $(VENV)/.installed ## install, and train the default recipe: a small model on this machine, in about two minutes
+	@$(BIN)/python -m fasttrain.train
+
+tour: $(VENV)/.installed-dev ## every op of the kernel library, forward and backward, against its reference
 	@$(BIN)/python -m fasttrain_kernels.testing.tour
 
 test: $(VENV)/.installed-dev ## install, and run the tests (no GPU needed)
@@ -46,7 +49,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: $(SOURCES) | $(VENV)/bin/python
 	@echo "[2/2] installing fasttrain and its dependencies into $(VENV) (once, one or two minutes)"
-	@$(INSTALL) -e '.[testing]'
+	@$(INSTALL) -e '.[tensorboard]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

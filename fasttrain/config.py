@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -151,7 +153,10 @@ class Parallel:
     replicas: int = 1
     """Groups of ranks that each hold all the weights; more than 1 is HSDP. The other ranks share a group's weights."""
     reshard: bool = True
-    """Free a block's gathered weights after its forward; off: hold them until its backward (ZeRO-2)."""
+    """Free a block's gathered weights after each use; off: hold them until the last backward of a step (ZeRO-2)."""
+    reduce: Literal["last", "every"] = "last"
+    """When accumulated gradients are reduced within a group: after the last micro-batch, which needs memory for whole
+    gradients, or after every one. Between replicas it is always the last."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile each block; auto: where a compiler is installed and the run is long enough to pay for it."""
     recompute: Literal["none", "selective", "full"] = "none"
@@ -186,6 +191,8 @@ class Validation:
     """Sequences of each set, over all ranks."""
     sets: dict[str, Path] = field(default_factory=dict)
     """More sets by name, beside the held-out documents of data.path ("held-out")."""
+    patience: int = 0
+    """Stop after so many validations in a row without a lower loss on the held-out documents; 0: never."""
     sample: str = "def "
     """The model continues this text at the end of the run; empty: no sample."""
     sample_tokens: int = 64
@@ -210,6 +217,9 @@ class Config:
 
     run: Path = Path("runs/tiny")
     """Directory of the run: metrics, checkpoints, effective configuration."""
+    resume: str = "auto"
+    """auto: go on from the newest checkpoint in the run's directory, or start; never: start, in a new directory; or
+    what to start from: RUN, RUN@STEP or a checkpoint's directory."""
     seed: int = 0
     """Of initial weights and dropout."""
     model: Model = field(default_factory=Model)
@@ -248,17 +258,36 @@ def load(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]], prog:
         "--config FILE.toml (repeatable), and the options below."
     )
     try:
-        return tyro.cli(
-            Config,
-            args=arguments,
-            default=recipes[chosen.recipe](),
-            prog=prog,
-            description=description,
-            use_underscores=True,
-            config=(tyro.conf.FlagConversionOff,),
-        )
+        with _keys_of_sections(arguments):
+            return tyro.cli(
+                Config,
+                args=arguments,
+                default=recipes[chosen.recipe](),
+                prog=prog,
+                description=description,
+                use_underscores=True,
+                config=(tyro.conf.FlagConversionOff,),
+            )
     except ValueError as error:
         sources.error(str(error))
+
+
+@contextmanager
+def _keys_of_sections(arguments: Sequence[str]) -> Iterator[None]:
+    """Under an error about an unknown key: what its section has. tyro knows similar spellings, not similar meanings."""
+    try:
+        yield
+    except SystemExit as exit:
+        if exit.code:
+            sections = {f.name: f.default_factory for f in dataclasses.fields(Config)}
+            for argument in arguments:
+                section, _, key = argument.removeprefix("--").partition(".")
+                kind = sections.get(section)
+                if argument.startswith("--") and key and dataclasses.is_dataclass(kind):
+                    names = [f.name for f in dataclasses.fields(kind)]
+                    if key not in names:
+                        print(f"{argument} is unknown; {section} has {', '.join(names)}", file=sys.stderr)
+        raise
 
 
 def _read(path: Path, fail: Callable[[str], Any]) -> dict[str, Any]:
@@ -294,6 +323,16 @@ def _flat(value: Any) -> Iterator[Any]:
 def to_toml(config: Config) -> str:
     """The effective configuration, in the form that --config reads."""
     return tomli_w.dumps(_plain(dataclasses.asdict(config)))
+
+
+def summary(config: Config) -> list[str]:
+    """The effective configuration, a line for each section."""
+    table = _plain(dataclasses.asdict(config))
+    sections = {"run": {key: value for key, value in table.items() if not isinstance(value, Mapping)}}
+    sections |= {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    return [
+        f"{name:<11}" + " ".join(f"{key}={value}" for key, value in items.items()) for name, items in sections.items()
+    ]
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fasttrain.data.batches import IGNORED, Batch, Batches
+from fasttrain.data.batches import IGNORED, Batch, Batches, Origin
 from fasttrain.data.corpus import standard_library
 from fasttrain.data.dataset import Dataset
 from fasttrain.data.prefetch import Prefetcher
@@ -17,6 +17,7 @@ __all__ = [
     "Batches",
     "Dataset",
     "DatasetWriter",
+    "Origin",
     "Prefetcher",
     "TokenStream",
     "holds_out",

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -76,6 +77,13 @@ class Batch:
         )
 
 
+class Origin(NamedTuple):
+    """Where batches of one size begin: a run that goes on with another size goes on in the data where it was."""
+
+    step: int = 0
+    sample: int = 0
+
+
 class Batches:
     """`batches.at(step)`, for any step in any order."""
 
@@ -89,6 +97,7 @@ class Batches:
         document_mask: bool,
         rank: int = 0,
         world: int = 1,
+        origin: Origin = Origin(),  # noqa: B008  (frozen)
     ) -> None:
         if sequences % world:
             raise ValueError(f"data: {sequences} sequences of a step do not divide among {world} ranks")
@@ -101,7 +110,7 @@ class Batches:
                 "data.sequence, or prepare more data"
             )
         self._stream, self._sequence, self._seed, self._document_mask = stream, sequence, seed, document_mask
-        self._sequences, self._share, self._rank = sequences, sequences // world, rank
+        self._sequences, self._share, self._rank, self._origin = sequences, sequences // world, rank, origin
 
     def at(self, step: int) -> Batch:
         samples = self.samples_at(step)
@@ -121,8 +130,21 @@ class Batches:
 
     def samples_at(self, step: int) -> np.ndarray:  # -> (B,) int64
         """Which samples `at` reads, without reading them."""
-        first = step * self._sequences + self._rank * self._share
-        return samples_of_run(first, self._share, size=self.samples_per_epoch, seed=self._seed)
+        return samples_of_run(
+            self._first_sample(step) + self._rank * self._share,
+            self._share,
+            size=self.samples_per_epoch,
+            seed=self._seed,
+        )
+
+    def epoch(self, step: int) -> float:
+        """How often the data has been seen when a step begins."""
+        return self._first_sample(step) / self.samples_per_epoch
+
+    def _first_sample(self, step: int) -> int:
+        if step < self._origin.step:
+            raise ValueError(f"data: step {step} is before step {self._origin.step}, where these batches begin")
+        return self._origin.sample + (step - self._origin.step) * self._sequences
 
     def _documents(
         self,

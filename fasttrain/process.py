@@ -1,0 +1,67 @@
+"""A run as a process: one at a time in a directory, told to stop by signals, and plain about its user's mistakes."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def mistakes_without_traceback() -> Iterator[None]:
+    """What the user can mend is said in one line, once per machine."""
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    try:
+        with ExitStack() as stack:
+            if not first:
+                stack.enter_context(redirect_stderr(io.StringIO()))
+                stack.enter_context(redirect_stdout(io.StringIO()))
+            yield
+    except (ValueError, OSError) as error:
+        if first:
+            print(f"fasttrain.train: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
+@contextmanager
+def alone_in(directory: Path, *, is_first: bool) -> Iterator[None]:
+    """Hold the run's directory: two processes that train in it would take each other's checkpoints away."""
+    if not is_first:
+        yield
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / ".lock", "w") as lock:  # the system frees the lock of a process that dies
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another process is training in {directory}; wait for it, or choose another --run"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """SIGTERM and Ctrl-C are noted: the run saves after the step. The second one ends it at once."""
+    received: list[int] = []
+    previous: dict[signal.Signals, Any] = {}
+
+    def note(number: int, _: object) -> None:
+        received.append(number)
+        signal.signal(number, previous[signal.Signals(number)])
+
+    for noted in (signal.SIGTERM, signal.SIGINT):
+        previous[noted] = signal.signal(noted, note)
+    try:
+        yield received
+    finally:
+        for noted, handler in previous.items():
+            signal.signal(noted, handler)

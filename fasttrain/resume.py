@@ -1,0 +1,139 @@
+"""Where a run begins: at step 0, or at a checkpoint, with the settings that it was saved with or with others.
+
+What a setting means for the weights decides whether it may change. The shape of the model and the kind of optimizer may
+not: the checkpoint has no place for them. Everything else may, and every difference is shown and recorded. A run whose
+batches change in size, sequence or dataset goes on in the data where it was: `Origin`.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch.distributed as dist
+
+from fasttrain.checkpoint import Checkpoint, find, list_checkpoints, newest_sound
+from fasttrain.config import Config, to_toml
+from fasttrain.data import Origin
+from fasttrain.runtime import Runtime
+
+FIXED = ("model.", "optim.kind")  # prefixes of settings that cannot change
+FREE = ("model.dropout", "model.attention_dropout")  # but these can
+UNIMPORTANT = ("run", "resume")  # where a run is, and how it was started
+CONTENT = "the dataset's content"
+CHECKPOINTS = "checkpoints"  # in a run's directory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run is; with the weights and the optimizer's averages, all there is to its state."""
+
+    step: int = 0  # steps done
+    tokens: int = 0  # trained on
+    origin: Origin = field(default_factory=Origin)
+    best_loss: float | None = None  # of all validations, on the held-out documents
+    misses: int = 0  # validations in a row since then
+
+    def after_step(self, settings: Config) -> Progress:
+        tokens = settings.batch.sequences * settings.data.sequence
+        return replace(self, step=self.step + 1, tokens=self.tokens + tokens)
+
+    def after_validation(self, loss: float) -> Progress:
+        if self.best_loss is None or loss < self.best_loss:
+            return replace(self, best_loss=loss, misses=0)
+        return replace(self, misses=self.misses + 1)
+
+    def facts(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return asdict(self) | dict(origin=list(self.origin))
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Progress:
+        """From a checkpoint."""
+        return cls(**{**facts, "origin": Origin(*facts["origin"])})
+
+
+def starting_point(settings: Config, runtime: Runtime) -> Checkpoint | None:
+    """The checkpoint that the run goes on from, verified."""
+    own = settings.run / CHECKPOINTS
+    existing = list_checkpoints(own)
+    if settings.resume == "never":
+        if existing:
+            raise ValueError(
+                f"{settings.run} holds a run at step {existing[-1].step}, and --resume is never; choose another "
+                "directory (--run), or --resume auto"
+            )
+        return None
+    if settings.resume != "auto":
+        chosen = find(settings.resume)
+        if existing and chosen.path.parent.resolve() == own.resolve() and chosen.step < existing[-1].step:
+            raise ValueError(
+                f"{settings.run} is at step {existing[-1].step}; to go on from step {chosen.step}, start another run "
+                f"from it: --resume {settings.resume} --run DIRECTORY"
+            )
+        if not existing:  # otherwise this run began there before, and was interrupted
+            chosen.verify(runtime.files)
+            return chosen
+    sound = newest_sound(own, runtime.files, report=_warn)
+    if existing and sound is None:
+        raise ValueError(f"no checkpoint in {own} is sound; start another run with --run, or copy a sound one there")
+    return sound
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A setting that differs from the checkpoint's."""
+
+    key: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.before} -> {self.after}"
+
+    @property
+    def is_possible(self) -> bool:
+        return not self.key.startswith(FIXED) or self.key in FREE
+
+
+def changes(before: str, after: Config) -> list[Change]:
+    """What differs between the settings of a checkpoint, as TOML, and those of now. Impossible ones are an error."""
+    old, new = _flat(tomllib.loads(before)), _flat(tomllib.loads(to_toml(after)))
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key) and key not in UNIMPORTANT]
+    found = [Change(key=key, before=old.get(key), after=new.get(key)) for key in keys]
+    if impossible := [change for change in found if not change.is_possible]:
+        raise ValueError(
+            f"the checkpoint cannot go on with other settings: {'; '.join(map(str, impossible))}. Set them back, or "
+            "start another run: --run DIRECTORY"
+        )
+    return found
+
+
+def origin_after(progress: Progress, before: str, changes: list[Change], settings: Config) -> Origin:
+    """Where the batches of the changed settings begin: after as many tokens, or at the start of another dataset."""
+    keys = {change.key for change in changes}
+    if keys & {"data.path", CONTENT}:
+        return Origin(progress.step, 0)
+    if not keys & {"data.sequence", "batch.sequences"}:
+        return progress.origin
+    old = _flat(tomllib.loads(before))
+    samples = progress.origin.sample + (progress.step - progress.origin.step) * old["batch.sequences"]
+    return Origin(progress.step, -(-samples * old["data.sequence"] // settings.data.sequence))
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _warn(text: str) -> None:
+    if dist.get_rank() == 0:
+        print(f"warning: {text}", file=sys.stderr)

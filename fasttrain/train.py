@@ -1,0 +1,270 @@
+"""Train a model: `python -m fasttrain.train`, or the same under torchrun for as many devices as there are.
+
+runtime -> data -> model -> optimizer -> progress, new or from a checkpoint -> steps, and between them: validate, save
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fasttrain
+from fasttrain.checkpoint import Checkpoints, restore
+from fasttrain.config import Config, load, summary, to_toml
+from fasttrain.data import Batch, Batches, Dataset, Prefetcher, open_dataset
+from fasttrain.generate import continue_text
+from fasttrain.journal import Journal
+from fasttrain.metrics import Stopwatch
+from fasttrain.model import Decoder, num_parameters
+from fasttrain.optim import make_optimizer, make_scaler, set_learning_rate
+from fasttrain.parallel import compiles, distribute
+from fasttrain.process import alone_in, mistakes_without_traceback, stop_signals
+from fasttrain.recipes import RECIPES
+from fasttrain.resume import CHECKPOINTS, CONTENT, Change, Progress, changes, origin_after, starting_point
+from fasttrain.runtime import Runtime, start
+from fasttrain.step import run_step, seed_step
+from fasttrain.validation import HELD_OUT, ValidationSet, validation_sets
+
+
+@dataclass(kw_only=True)
+class Run:
+    """All that a run consists of."""
+
+    settings: Config
+    runtime: Runtime
+    dataset: Dataset
+    batches: Batches
+    validation: dict[str, ValidationSet]
+    model: Decoder
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    progress: Progress
+    how_blocks_run: str
+    came_from: Path | None  # the checkpoint that it goes on from
+    changed: list[Change]  # against the settings of that checkpoint
+
+    @property
+    def has_lost_patience(self) -> bool:
+        return 0 < self.settings.validation.patience <= self.progress.misses
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint says beside weights and averages."""
+        return {
+            "progress": self.progress.facts(),
+            "config": to_toml(self.settings),
+            "dataset": self.dataset.digest,
+            "world": self.runtime.world,
+            "versions": {
+                "fasttrain": fasttrain.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+        }
+
+    def read(self, step: int) -> list[Batch]:
+        """A rank's micro-batches of a step."""
+        batch = self.batches.at(step)
+        if self.runtime.device.type == "cuda":
+            batch = batch.pin_memory()
+        return batch.split(self.settings.batch.micro)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; its exit code is 0 for a finished run, 1 for one whose last save failed, 128 + n after signal n."""
+    with mistakes_without_traceback():
+        settings = load(sys.argv[1:] if argv is None else argv, RECIPES)
+    with contextlib.ExitStack() as stack:
+        with mistakes_without_traceback():
+            runtime = stack.enter_context(start(settings.parallel))
+            stack.enter_context(alone_in(settings.run, is_first=runtime.is_first))
+            run = prepare(settings, runtime)
+        return train(run)
+
+
+def prepare(settings: Config, runtime: Runtime) -> Run:
+    """Everything before the first step. A mistake of the user's shows here."""
+    together = runtime.world * settings.batch.micro
+    if settings.batch.sequences % together:
+        raise ValueError(
+            f"batch.sequences ({settings.batch.sequences}) must be a multiple of {together}: {runtime.world} ranks "
+            f"with micro-batches of {settings.batch.micro} (batch.micro)"
+        )
+    dataset = open_dataset(settings.data.path)
+    compiled, why = compiles(settings.parallel, runtime, settings.batch.steps)
+    model = _model(settings, dataset, runtime, compiled=compiled)
+    optimizer = make_optimizer(model, settings.optim, runtime.device)
+    scaler = make_scaler(runtime.precision, runtime.device)
+    progress, changed = Progress(), []
+    checkpoint = starting_point(settings, runtime)
+    if checkpoint is None:
+        model.init_weights(settings.seed)
+    else:
+        facts = checkpoint.facts
+        changed = changes(facts["config"], settings)
+        if facts["dataset"] != dataset.digest:
+            changed.append(Change(key=CONTENT, before=facts["dataset"][:12], after=dataset.digest[:12]))
+        progress = Progress.of(facts["progress"])
+        progress = replace(progress, origin=origin_after(progress, facts["config"], changed, settings))
+        restore(checkpoint, model, optimizer, scaler, group=runtime.files)
+    batches = Batches(
+        dataset.split("train"),
+        sequence=settings.data.sequence,
+        sequences=settings.batch.sequences,
+        seed=settings.data.seed,
+        document_mask=settings.data.document_mask,
+        rank=runtime.rank,
+        world=runtime.world,
+        origin=progress.origin,
+    )
+    return Run(
+        settings=settings, runtime=runtime, dataset=dataset, batches=batches, model=model, optimizer=optimizer,
+        validation=validation_sets(dataset, settings, runtime), scaler=scaler, progress=progress, changed=changed,
+        came_from=checkpoint.path if checkpoint else None,
+        how_blocks_run="compiled" if compiled else f"not compiled ({why})",
+    )  # fmt: skip
+
+
+def train(run: Run) -> int:
+    """All steps that are left; the exit code."""
+    settings, runtime, steps = run.settings, run.runtime, run.settings.batch.steps
+    watch = Stopwatch(runtime.device)
+    journal = Journal(settings, runtime, run.progress, vocab=run.model.embedding.num_embeddings)
+    checkpoints = Checkpoints(settings.run / CHECKPOINTS, settings.checkpoint, group=runtime.files)
+    with (
+        Prefetcher(run.read, ahead=settings.data.prefetch, stop=steps) as ahead,
+        contextlib.closing(checkpoints),
+        stop_signals() as signals,
+    ):
+        _announce(run, journal)
+        watch.mark("start")
+        watch.lap()
+        for step in range(run.progress.step, steps):
+            micro_batches = ahead.at(step)
+            watch.mark("data")
+            lr = set_learning_rate(run.optimizer, settings.optim, step, steps)
+            seed_step(settings.seed, step, runtime.rank)
+            result = run_step(
+                run.model, micro_batches, run.optimizer, run.scaler,
+                settings=settings, runtime=runtime, watch=watch, stop=bool(signals),
+            )  # fmt: skip
+            run.progress = run.progress.after_step(settings)
+            journal.step(step, result, watch.lap(), lr=lr, data_wait=ahead.waited, epoch=run.batches.epoch(step))
+            watch.mark("record")
+            loss = None
+            if _due(step + 1, settings.validation.every, steps):
+                loss = _validate(run, journal)
+                watch.mark("validation")
+            ending = journal.stop or run.has_lost_patience
+            if ending or _due(step + 1, settings.checkpoint.every, steps):
+                checkpoints.save(run.model, run.optimizer, run.scaler, step=step + 1, facts=run.facts(), loss=loss)
+            for outcome in checkpoints.poll():
+                journal.save(outcome)
+            watch.mark("checkpoint")
+            if ending:
+                break
+        for outcome in checkpoints.close():
+            journal.save(outcome)
+    return _finish(run, journal, signals)
+
+
+def _model(settings: Config, dataset: Dataset, runtime: Runtime, *, compiled: bool) -> Decoder:
+    """The decoder on its ranks, with memory for this rank's share of the weights, and no weights yet."""
+    vocab = settings.model.vocab or -(-dataset.vocab // 64) * 64
+    if vocab < dataset.vocab:
+        raise ValueError(
+            f"model.vocab ({vocab}) is smaller than the vocabulary of the data, {dataset.vocab} ({dataset.path}); "
+            "raise it, or leave it out"
+        )
+    with torch.device("meta"):
+        model = Decoder(settings.model, vocab=vocab, sequence=settings.data.sequence, z_loss=settings.optim.z_loss)
+    distribute(model, settings.parallel, runtime, compiled=compiled)
+    return model.to_empty(device=runtime.device)
+
+
+def _validate(run: Run, journal: Journal) -> float | None:
+    """Score every set; the loss on the held-out documents, if there are some."""
+    journal.flush()
+    held_out = None
+    for name, samples in run.validation.items():
+        score = samples.score(run.model)
+        journal.validation(run.progress.step, name, score, score.suspicion(run.dataset.vocab))
+        if name == HELD_OUT:
+            held_out = score.loss
+            run.progress = run.progress.after_validation(score.loss)
+    return held_out
+
+
+def _finish(run: Run, journal: Journal, signals: list[int]) -> int:
+    """Last words, and the exit code."""
+    progress, steps = run.progress, run.settings.batch.steps
+    journal.flush()
+    if journal.stop:
+        code = 128 + (signals[0] if signals else signal.SIGTERM)
+        text = f"stopped as asked, after {progress.step} of {steps} steps; the same command goes on from here"
+        journal.event(progress.step, "signal", text)
+    elif progress.step < steps:
+        code = 0
+        text = f"stopped: {progress.misses} validations in a row were not better than {progress.best_loss:.3f}"
+        journal.event(progress.step, "patience", text)
+    else:
+        code = 0
+        _show_sample(run, journal)
+        journal.note(f"finished: {steps} steps, {progress.tokens:,} tokens; all of it is in {run.settings.run}")
+    if journal.failed_save:
+        code = 1
+        journal.note(f"error: step {progress.step} is not saved ({journal.failed_save.error})")
+    journal.close(code)
+    return code
+
+
+def _show_sample(run: Run, journal: Journal) -> None:
+    settings = run.settings.validation
+    if not settings.sample:
+        return
+    text = continue_text(
+        run.model, run.dataset.tokenizer(), run.dataset.separator, settings.sample,
+        tokens=settings.sample_tokens, device=run.runtime.device,
+    )  # fmt: skip
+    journal.sample(run.progress.step, text)
+
+
+def _announce(run: Run, journal: Journal) -> None:
+    """What is about to run: the effective configuration, where it starts, and what has changed."""
+    settings, runtime, step = run.settings, run.runtime, run.progress.step
+    if runtime.is_first:
+        (settings.run / "config.toml").write_text(to_toml(settings))
+    parameters = num_parameters(settings.model, run.model.embedding.num_embeddings)
+    for line in summary(settings):
+        journal.note(line)
+    journal.note(
+        f"{parameters.total / 1e6:,.1f}M parameters ({parameters.non_embedding / 1e6:,.1f}M beside the embedding), "
+        f"{run.batches.samples_per_epoch * settings.data.sequence / 1e6:,.1f}M tokens of data; "
+        f"{runtime.world} rank{'s' * (runtime.world > 1)} on {runtime.device.type} in {runtime.precision}; blocks are "
+        f"{run.how_blocks_run}"
+    )
+    if run.came_from is None:
+        journal.event(step, "start", f"a new run in {settings.run}", **run.facts()["versions"])
+    else:
+        journal.event(step, "resume", f"goes on from {run.came_from}", world=runtime.world)
+        for change in run.changed:
+            journal.event(step, "changed setting", str(change), key=change.key)
+    if step >= settings.batch.steps:
+        journal.note(
+            f"nothing is left to do: batch.steps is {settings.batch.steps}; raise it, or start another run: --run"
+        )
+
+
+def _due(done: int, every: int, steps: int) -> bool:
+    return done == steps or (every > 0 and done % every == 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Loss on data that is not trained on: the mean over tokens, not over batches, and never an average of perplexities.
+
+Every validation of a set sees the same samples, whatever the number of ranks: the first of a shuffled epoch. Ranks run
+micro-batches of one shape, and what is missing in the last ones is filled with samples that do not count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+from fasttrain import config
+from fasttrain.data import IGNORED, Batch, Batches, Dataset, open_dataset
+from fasttrain.model import Decoder
+from fasttrain.runtime import Runtime
+
+HELD_OUT = "held-out"  # the name of the training data's own validation split
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Of one set."""
+
+    loss: float  # nats per token
+    bits_per_byte: float
+    accuracy: float  # share of tokens that were the most likely one
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean loss; infinite where a float cannot hold it."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    def suspicion(self, vocab: int) -> str:
+        """What is wrong with a loss that knowing nothing would beat; empty if nothing is."""
+        if self.loss <= 1.05 * math.log(vocab):
+            return ""
+        return (
+            f"a loss of {self.loss:.2f} is worse than guessing among {vocab} tokens ({math.log(vocab):.2f}): suspect "
+            "the data (another tokenizer?), a diverged model or the metric, not over-fitting"
+        )
+
+
+class ValidationSet:
+    """Samples to score a model on."""
+
+    def __init__(self, dataset: Dataset, settings: config.Config, runtime: Runtime) -> None:
+        split = "validation" if "validation" in dataset.manifest.splits else "train"
+        stream = dataset.split(split)
+        micro, T = settings.batch.micro, settings.data.sequence
+        together = micro * runtime.world
+        samples = min(settings.validation.sequences, (len(stream) - 1) // T)
+        self._batches = Batches(
+            stream,
+            sequence=T,
+            sequences=-(-samples // together) * together,
+            seed=0,
+            document_mask=settings.data.document_mask,
+            rank=runtime.rank,
+            world=runtime.world,
+        )
+        self._samples, self._micro, self._runtime = samples, micro, runtime
+        self._bytes_per_token = dataset.bytes_per_token(split)
+
+    def score(self, model: Decoder) -> Score:
+        """The same on every rank."""
+        totals = torch.zeros(3, dtype=torch.float64, device=self._runtime.device)  # loss, hits, tokens
+        training = model.training
+        model.eval()
+        # Without gradients a block would be another graph to compile, which a validation seldom pays for.
+        with torch.compiler.set_stance("force_eager"):
+            for batch in self._micro_batches():
+                stats = model.stats(batch.tokens, batch.targets, batch.cu_seqlens, batch.positions)
+                totals += torch.stack([x.double().sum() for x in (stats.loss, stats.correct, batch.targets != IGNORED)])
+        model.train(training)
+        dist.all_reduce(totals)
+        loss_sum, hits, tokens = totals.tolist()
+        loss = loss_sum / tokens if tokens else math.nan
+        bits_per_byte = loss / math.log(2) / self._bytes_per_token
+        return Score(loss=loss, bits_per_byte=bits_per_byte, accuracy=hits / max(tokens, 1), tokens=int(tokens))
+
+    def _micro_batches(self) -> Iterator[Batch]:
+        batch = self._batches.at(0)
+        first = self._runtime.rank * len(batch.samples)  # place of this rank's first sample
+        filling = max(0, first + len(batch.samples) - self._samples)
+        targets = batch.targets.clone()
+        targets[len(targets) - min(filling, len(targets)) :] = IGNORED
+        for micro in replace(batch, targets=targets).split(self._micro):
+            yield micro.to(self._runtime.device)
+
+
+def validation_sets(dataset: Dataset, settings: config.Config, runtime: Runtime) -> dict[str, ValidationSet]:
+    """The held-out documents of the training data, if it has some, and the sets of the configuration."""
+    sets = {}
+    if "validation" in dataset.manifest.splits:
+        sets[HELD_OUT] = ValidationSet(dataset, settings, runtime)
+    for name, path in settings.validation.sets.items():
+        if name == HELD_OUT:
+            raise ValueError(f"validation.sets: {HELD_OUT!r} is the name of data.path's own validation split")
+        other = open_dataset(path)
+        if other.manifest.tokenizer.sha256 != dataset.manifest.tokenizer.sha256:
+            raise ValueError(
+                f"validation.sets: {name} ({path}) was prepared with another tokenizer than the training data "
+                f"({dataset.path}); prepare it again with {dataset.path / dataset.manifest.tokenizer.name}"
+            )
+        sets[name] = ValidationSet(other, settings, runtime)
+    return sets
