@@ -1,0 +1,158 @@
+"""What a run shows while it goes: a live view on a terminal, plain lines in a log. Rank 0 only, on stdout.
+
+    step 120/400 ━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ lr 2.4e-03  eta 1:12
+    loss 3.214  norm 0.81  15.2k tok/s  MFU 41%  mem 0.9 GB  data 0.1%
+
+Validations and notes are lines that stay, above the live ones. The speed is that of the last steps (pace.py), so that
+neither compilation nor a hiccup decides about the time that is left; loss and norm are of this step alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from time import monotonic
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fasttrain import config
+from fasttrain.metrics.pace import Pace
+
+_REFRESH = 0.2  # seconds between drawings of the live view, each of which takes about 1 ms
+
+
+class Display:
+    """Use as a context, or call close(): the terminal is given back."""
+
+    def __init__(
+        self,
+        log: config.Log,
+        *,
+        steps: int,  # of the whole run
+        rank: int,
+        console: Console | None = None,  # None: stdout
+    ) -> None:
+        self._console = console or Console()
+        self._steps, self._every, self._silent = steps, log.every, rank != 0
+        self._pace = Pace()
+        self._live: Live | None = None
+        self._drawn = 0.0
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """The figures of a step, the first of a run being 1, as the recorder gets them."""
+        if self._silent:
+            return
+        self._pace.add(values)
+        last = step == self._steps
+        if self._console.is_interactive:
+            if last or monotonic() - self._drawn >= _REFRESH:
+                self._draw(step, values)
+        elif last or step % self._every == 0:
+            self._print(self._line(step, values))
+
+    def validation(self, step: int, name: str, *, loss: float, perplexity: float, bits_per_byte: float) -> None:
+        """A line that stays."""
+        figures = f"loss {_fixed(loss, 3)}  perplexity {_fixed(perplexity, 2)}  bits/byte {_fixed(bits_per_byte, 3)}"
+        self.note(f"step {self._count(step)}  validation {name}  {figures}")
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        if not self._silent:
+            self._print(text)
+
+    def close(self) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _print(self, text: str) -> None:
+        if self._live:
+            self._console.print(Text(text), soft_wrap=True)
+        else:
+            print(text, file=self._console.file, flush=True)  # 20 times cheaper than through rich
+
+    def _draw(self, step: int, values: Mapping[str, float]) -> None:
+        if self._live is None:
+            # Drawn by hand: a thread that does would run beside the training step.
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+        self._live.update(self._view(step, values), refresh=True)
+        self._drawn = monotonic()
+
+    def _view(self, step: int, values: Mapping[str, float]) -> Group:
+        shown = {name: text.strip() for name, text in self._figures(step, values).items()}
+        top = Table.grid(padding=(0, 1), expand=True)
+        top.add_column(no_wrap=True)
+        top.add_column(ratio=1)
+        top.add_column(no_wrap=True)
+        top.add_row(
+            Text(f"step {self._count(step).strip()}"),
+            ProgressBar(total=self._steps, completed=step),
+            Text(f"lr {shown.pop('lr')}  eta {shown.pop('eta')}"),
+        )
+        return Group(top, Text(_joined(shown), no_wrap=True, overflow="ellipsis"))
+
+    def _line(self, step: int, values: Mapping[str, float]) -> str:
+        return f"step {self._count(step)}  {_joined(self._figures(step, values))}"
+
+    def _count(self, step: int) -> str:
+        return f"{step:>{max(5, len(str(self._steps)))}}/{self._steps}"
+
+    def _figures(self, step: int, values: Mapping[str, float]) -> dict[str, str]:
+        """Each as wide as it usually gets, so that the lines of a log are columns."""
+        return {
+            "loss": f"{_fixed(values['loss'], 3):>6}",
+            "norm": f"{_fixed(values['grad_norm'], 2):>5}",
+            "lr": f"{values['lr']:.1e}",
+            "speed": f"{_short(self._pace.tokens_per_second):>5} tok/s",
+            "MFU": f"{_percent(self._pace.mfu):>4}",
+            "mem": f"{_fixed(values['memory'] / 1e9, 1):>5} GB",
+            "data": f"{_percent(self._pace.data_share):>4}",
+            "eta": f"{_clock(self._pace.remaining(self._steps - step)):>8}",
+        }
+
+
+def _joined(figures: Mapping[str, str]) -> str:
+    return "  ".join(text if name == "speed" else f"{name} {text}" for name, text in figures.items())
+
+
+def _fixed(value: float, decimals: int) -> str:
+    """3.214; 340 from a hundred on; 5.0e+30 from a hundred thousand on; nan and inf as such."""
+    if abs(value) >= 1e5 and math.isfinite(value):
+        return f"{value:.1e}"
+    return f"{value:.{0 if abs(value) >= 100 else decimals}f}"
+
+
+def _short(value: float) -> str:
+    """724, 15.2k, 1.31M: three digits."""
+    if value < 999.5:
+        return f"{value:.0f}"
+    value, unit = (value / 1e3, "k") if value < 999_500 else (value / 1e6, "M")
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}{unit}"
+
+
+def _percent(share: float) -> str:
+    """41%, and 1.2% below ten."""
+    return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
+
+
+def _clock(seconds: float | None) -> str:
+    """1:12, 2:01:05, 3d 04:12; --:-- when it is too early to say."""
+    if seconds is None:
+        return "--:--"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d {hour:02}:{minute:02}"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"

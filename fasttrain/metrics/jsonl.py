@@ -1,0 +1,133 @@
+"""The record that every run has: files of JSON lines, which any tool reads and a kill cannot spoil.
+
+    RUN/metrics.jsonl      {"step": 120, "time": 1767225600.0, "loss": 3.214, ...}     one line per step
+    RUN/validation.jsonl   {"step": 100, "time": ..., "set": "held-out", "loss": ...}  one line per set and validation
+    RUN/incidents.jsonl    {"step": 117, "time": ..., "kind": "spike", "text": ...}    one line per event
+
+Lines are only ever appended, each with a single write, so that a killed process loses at most the line that it was
+writing. A resumed run goes back to its checkpoint and writes some steps again: reading keeps the run as it stands, and
+the file keeps what happened.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+METRICS, VALIDATION, INCIDENTS = "metrics.jsonl", "validation.jsonl", "incidents.jsonl"
+
+_logger = logging.getLogger(__name__)
+
+
+class LineFile:
+    """A file of JSON lines to append to. A full disk costs lines, with one warning, and not the run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by close)
+        self._whole = _ends_with_newline(path)
+        self._warned = False
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        data = b"" if self._whole else b"\n"  # what was torn becomes a line of its own, that reading leaves out
+        data += _encoded(line) + b"\n"
+        try:
+            self._whole = self._file.write(data) == len(data)
+        except OSError as error:
+            self._whole = False
+            if not self._warned:
+                _logger.warning("metrics: cannot write %s: %s; lines are lost until it can", self._path, error.strerror)
+                self._warned = True
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class JsonLines:
+    """The sink of a run's JSON lines."""
+
+    def __init__(self, run: Path) -> None:
+        run.mkdir(parents=True, exist_ok=True)
+        self._metrics, self._validation, self._incidents = (
+            LineFile(run / name) for name in (METRICS, VALIDATION, INCIDENTS)
+        )
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        self._metrics.append({"step": step, "time": time.time(), **values})
+
+    def validation(self, step: int, name: str, values: Mapping[str, float]) -> None:
+        self._validation.append({"step": step, "time": time.time(), "set": name, **values})
+
+    def event(self, step: int, kind: str, text: str, facts: Mapping[str, Any]) -> None:
+        self._incidents.append({"step": step, "time": time.time(), "kind": kind, "text": text, **facts})
+
+    def close(self, exit_code: int) -> None:
+        for file in (self._metrics, self._validation, self._incidents):
+            file.close()
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The steps of a run in order, each once. Values that were not finite are nan, and named in "nonfinite"."""
+    return _as_it_stands(_lines(run / METRICS))
+
+
+def read_validations(run: Path) -> list[dict[str, Any]]:
+    """The validations of a run in order, each set once per step."""
+    by_set: dict[str, list[dict[str, Any]]] = {}
+    for line in _lines(run / VALIDATION):
+        by_set.setdefault(line["set"], []).append(line)
+    return sorted((line for lines in by_set.values() for line in _as_it_stands(lines)), key=lambda line: line["step"])
+
+
+def _as_it_stands(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without what the run took back: a line undoes the earlier lines of its step and of all later steps."""
+    standing: list[dict[str, Any]] = []
+    for line in lines:
+        while standing and standing[-1]["step"] >= line["step"]:
+            standing.pop()
+        standing.append(line)
+    return standing
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    lines = []
+    for data in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            line = json.loads(data)
+        except ValueError:  # torn by a kill, or by a full disk
+            continue
+        lines.append(line | dict.fromkeys(line.get("nonfinite", ()), math.nan))
+    return lines
+
+
+def _encoded(line: Mapping[str, Any]) -> bytes:
+    """JSON has no nan and no inf: they are null, and "nonfinite" lists their keys."""
+    try:
+        return json.dumps(line, allow_nan=False).encode()
+    except ValueError:
+        finite = {key: _finite(value) for key, value in line.items()}
+        bad = [key for key, value in line.items() if value is not None and finite[key] is None]
+        return json.dumps({**finite, "nonfinite": bad}, allow_nan=False).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _ends_with_newline(path: Path) -> bool:
+    """True of an empty file too."""
+    with open(path, "rb") as file:
+        end = file.seek(0, 2)
+        if end == 0:
+            return True
+        file.seek(end - 1)
+        return file.read() == b"\n"

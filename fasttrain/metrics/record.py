@@ -1,0 +1,96 @@
+"""What a run leaves behind, step by step: one recorder, and a sink for each place that it writes to.
+
+JSON lines are always written. The other sinks are for looking on, and no run dies of its onlookers: one that fails is
+dropped with a warning, and the rest goes on. A new one is a class with the four methods of Sink.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from fasttrain import config
+from fasttrain.metrics.jsonl import JsonLines
+from fasttrain.metrics.tensorboard import TensorBoard
+from fasttrain.metrics.weights_and_biases import WeightsAndBiases
+
+_logger = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """A place that a run writes to."""
+
+    def step(self, step: int, values: Mapping[str, float]) -> None: ...
+    def validation(self, step: int, name: str, values: Mapping[str, float]) -> None: ...
+    def event(self, step: int, kind: str, text: str, facts: Mapping[str, Any]) -> None: ...
+    def close(self, exit_code: int) -> None: ...
+
+
+class Recorder:
+    """Writes on rank 0; on other ranks it takes everything and does nothing. Use as a context, or call close()."""
+
+    def __init__(
+        self,
+        run: Path,
+        log: config.Log,
+        *,
+        config_toml: str,  # the effective configuration
+        resume_step: int,  # the last step that is kept, counted from 1; 0: a new run
+        rank: int,
+    ) -> None:
+        self._sinks: list[Sink] = []
+        if rank == 0:
+            self._sinks.append(JsonLines(run))
+            if log.wandb:
+                self._sinks.append(WeightsAndBiases(run, log.wandb, config_toml=config_toml))
+            if log.tensorboard:
+                self._sinks.extend(_tensorboard(run, config_toml, resume_step))
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """The figures of a training step."""
+        self._each("step", step, values)
+
+    def validation(self, step: int, name: str, values: Mapping[str, float]) -> None:
+        """The figures of the validation set `name` after a step."""
+        self._each("validation", step, name, values)
+
+    def event(self, step: int, kind: str, text: str, **facts: Any) -> None:
+        """Something that happened: a sentence for people, and facts, which have to be JSON."""
+        self._each("event", step, kind, text, facts)
+
+    def close(self, exit_code: int = 0) -> None:
+        """exit_code: other than 0, W&B shows the run as failed."""
+        self._each("close", exit_code)
+        self._sinks = []
+
+    def _each(self, method: str, *arguments: object) -> None:
+        for sink in list(self._sinks):
+            try:
+                getattr(sink, method)(*arguments)
+            except Exception as error:
+                if isinstance(sink, JsonLines):  # which deals with the disk itself: this is a mistake of the caller
+                    raise
+                self._sinks.remove(sink)
+                name = type(sink).__name__
+                _logger.warning("metrics: goes on without %s, which failed: %s: %s", name, type(error).__name__, error)
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        self.close(0 if kind is None else 1)
+
+
+def _tensorboard(run: Path, config_toml: str, resume_step: int) -> list[Sink]:
+    """On by default, so that its absence cannot be an error."""
+    try:
+        return [TensorBoard(run, config_toml=config_toml, resume_step=resume_step)]
+    except ImportError:
+        _logger.warning(
+            "metrics: no TensorBoard events, tensorboard is not installed; pip install 'fasttrain[tensorboard]', "
+            "or set log.tensorboard to false"
+        )
+        return []

@@ -1,0 +1,86 @@
+"""Where the time of a step goes: marks, and the seconds between them.
+
+    watch = Stopwatch(device)
+    for step in ...:
+        for micro in ...:
+            micro = next(batches);  watch.mark("data")
+            backward(micro);        watch.mark("forward_backward")
+        optimizer.step();           watch.mark("optimizer")
+        lap = watch.lap()
+        lap.seconds()  # {"data": 0.002, "forward_backward": 0.271, "optimizer": 0.018}
+
+A mark closes the interval since the mark before it. So the parts of all laps add up to all of the time, and what
+happens after the last mark of a step belongs to the first part of the next.
+
+On a GPU a mark is an event in the stream, and its time is when the GPU gets there: a part is what it holds the GPU up,
+and what the host does meanwhile costs nothing. Nobody waits for a mark; who asks for the seconds of a lap waits for its
+end, so a loop asks for those of the step before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import torch
+
+Instant = float | torch.cuda.Event
+
+
+class Lap:
+    """The marks of one step."""
+
+    def __init__(self, names: Sequence[str], instants: Sequence[Instant]) -> None:
+        """instants: one more than names; part i lies between instants i and i + 1."""
+        self._names, self._instants = names, instants
+
+    def seconds(self) -> dict[str, float]:
+        """Of each part, in the order of their first marks; marks of the same name add up. Waits for a GPU."""
+        parts: dict[str, float] = {}
+        end = self._instants[-1]
+        if not isinstance(end, float):
+            end.synchronize()
+        for name, before, after in zip(self._names, self._instants, self._instants[1:], strict=False):
+            parts[name] = parts.get(name, 0.0) + _between(before, after)
+        return parts
+
+
+class Stopwatch:
+    """Runs from the moment that it is made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._now = _event_clock(device) if device.type == "cuda" else perf_counter
+        self._names: list[str] = []
+        self._instants: list[Instant] = [self._now()]
+
+    def mark(self, name: str) -> None:
+        """The time since the last mark was `name`'s."""
+        self._names.append(name)
+        self._instants.append(self._now())
+
+    def lap(self) -> Lap:
+        """The step ends with its last mark, and the next begins there."""
+        lap = Lap(self._names, self._instants)
+        self._names, self._instants = [], [self._instants[-1]]
+        return lap
+
+    def split(self) -> dict[str, float]:
+        """The seconds of a lap at once, for code outside the loop: waits for a GPU."""
+        return self.lap().seconds()
+
+
+def _event_clock(device: torch.device) -> Callable[[], Instant]:
+    def now() -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(device))
+        return event
+
+    return now
+
+
+def _between(before: Instant, after: Instant) -> float:
+    if isinstance(before, float) or isinstance(after, float):
+        assert isinstance(before, float)
+        assert isinstance(after, float)
+        return after - before
+    return before.elapsed_time(after) / 1000  # milliseconds

@@ -1,0 +1,52 @@
+"""A run's curves for TensorBoard, in RUN/tensorboard.
+
+Names become tags, and what stands before the first slash is a group of charts: "loss" is "train/loss"; "time/data" and
+"gpu/power" have their group already; those of a validation are "validation/held-out/loss".
+
+The values of a step are one event. SummaryWriter.add_scalar makes one of each, with a checksum in Python and a switch
+to the writing thread: 25 values then take 1.8 ms of CPU time instead of 0.6.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_QUEUE = 1000  # events that may wait for the disk before the loop does
+_FLUSH = 10  # seconds: what a kill can lose, and how far behind the charts are
+
+
+class TensorBoard:
+    """The sink of TensorBoard's event files. Raises ImportError where tensorboard is not installed."""
+
+    def __init__(self, run: Path, *, config_toml: str, resume_step: int) -> None:
+        writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
+        self._summary = importlib.import_module("tensorboard.compat.proto.summary_pb2").Summary
+        self._writer: Any = writer(
+            log_dir=str(run / "tensorboard"),
+            purge_step=resume_step + 1,  # hides what an earlier process did after the checkpoint
+            max_queue=_QUEUE,
+            flush_secs=_FLUSH,
+        )
+        self._writer.add_text("config", f"```toml\n{config_toml}\n```", resume_step + 1)
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        self._add(step, {key if "/" in key else f"train/{key}": value for key, value in values.items()})
+
+    def validation(self, step: int, name: str, values: Mapping[str, float]) -> None:
+        self._add(step, {f"validation/{name}/{key}": value for key, value in values.items()})
+
+    def event(self, step: int, kind: str, text: str, facts: Mapping[str, Any]) -> None:
+        details = "".join(f"\n- {name}: {json.dumps(fact)}" for name, fact in facts.items())
+        self._writer.add_text(f"incidents/{kind}", f"{text}\n{details}", step)
+        self._writer.flush()
+
+    def _add(self, step: int, tags: Mapping[str, float]) -> None:
+        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in tags.items()]
+        self._writer.file_writer.add_summary(self._summary(value=values), step)
+
+    def close(self, exit_code: int) -> None:
+        self._writer.close()

@@ -1,0 +1,228 @@
+import json
+import math
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from fasttrain.config import Config, Log, to_toml
+from fasttrain.metrics import Recorder, read_metrics, read_validations
+
+QUIET = Log(tensorboard=False)
+TOML = to_toml(Config())
+VALUES = {"loss": 3.5, "time/data": 0.25, "gpu/power": 300.0}
+
+
+def recorder(run, log=QUIET, *, resume_step=0, rank=0):
+    return Recorder(run, log, config_toml=TOML, resume_step=resume_step, rank=rank)
+
+
+def record_a_run(record):
+    record.step(1, VALUES)
+    record.validation(1, "held-out", {"loss": 4.0, "perplexity": 54.6})
+    record.event(1, "spike", "loss 9 after 3", window=[1, 2])
+
+
+def test_json_lines_are_always_written(tmp_path):
+    with recorder(tmp_path) as record:
+        record_a_run(record)
+        assert read_metrics(tmp_path)[0]["loss"] == 3.5  # while the run goes on
+    assert read_validations(tmp_path)[0]["perplexity"] == 54.6
+    assert json.loads((tmp_path / "incidents.jsonl").read_text())["window"] == [1, 2]
+    assert not (tmp_path / "tensorboard").exists()
+    assert not (tmp_path / "wandb.json").exists()
+
+
+def test_other_ranks_write_nothing(tmp_path):
+    with recorder(tmp_path / "run", Log(wandb="project"), rank=1) as record:
+        record_a_run(record)
+    assert not (tmp_path / "run").exists()
+
+
+# TensorBoard
+
+
+@pytest.fixture
+def board(monkeypatch):
+    """Stands for tensorboard and torch's writer: writers, and what they were told."""
+    writers = []
+
+    class SummaryWriter:
+        def __init__(self, **arguments):
+            self.arguments, self.scalars, self.texts, self.closed = arguments, [], [], False
+            self.file_writer = SimpleNamespace(add_summary=lambda summary, step: self.scalars.append((step, summary)))
+            writers.append(self)
+
+        def add_text(self, tag, text, step):
+            self.texts.append((step, tag, text))
+
+        def flush(self):
+            pass
+
+        def close(self):
+            self.closed = True
+
+    def summary(value):
+        return {item.tag: item.simple_value for item in value}
+
+    summary.Value = SimpleNamespace
+    torch_side, proto = ModuleType("torch.utils.tensorboard"), ModuleType("tensorboard.compat.proto.summary_pb2")
+    torch_side.SummaryWriter, proto.Summary = SummaryWriter, summary
+    for name in ("tensorboard", "tensorboard.compat", "tensorboard.compat.proto"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    for module in (torch_side, proto):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return writers
+
+
+def test_tensorboard_gets_groups_of_tags(board, tmp_path):
+    with recorder(tmp_path, Log()) as record:
+        record_a_run(record)
+    (writer,) = board
+    assert writer.arguments["log_dir"] == str(tmp_path / "tensorboard")
+    assert writer.scalars == [
+        (1, {"train/loss": 3.5, "time/data": 0.25, "gpu/power": 300.0}),
+        (1, {"validation/held-out/loss": 4.0, "validation/held-out/perplexity": 54.6}),
+    ]
+    assert writer.texts == [
+        (1, "config", f"```toml\n{TOML}\n```"),
+        (1, "incidents/spike", "loss 9 after 3\n\n- window: [1, 2]"),
+    ]
+    assert writer.closed
+
+
+def test_tensorboard_forgets_what_a_resumed_run_took_back(board, tmp_path):
+    recorder(tmp_path, Log(), resume_step=100).close()
+    assert board[0].arguments["purge_step"] == 101
+
+
+def test_a_missing_tensorboard_is_a_warning_with_its_remedy(monkeypatch, tmp_path, caplog):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with recorder(tmp_path, Log()) as record:
+        record_a_run(record)
+    assert len(read_metrics(tmp_path)) == 1
+    assert [line.getMessage() for line in caplog.records] == [
+        "metrics: no TensorBoard events, tensorboard is not installed; pip install 'fasttrain[tensorboard]', or set "
+        "log.tensorboard to false"
+    ]
+
+
+def test_a_run_does_not_die_of_its_onlookers(board, tmp_path, caplog):
+    with recorder(tmp_path, Log()) as record:
+        record.step(1, VALUES)
+        board[0].file_writer.add_summary = lambda *_: 1 / 0
+        for step in (2, 3):
+            record.step(step, VALUES)
+    assert len(read_metrics(tmp_path)) == 3
+    assert [line.getMessage() for line in caplog.records] == [
+        "metrics: goes on without TensorBoard, which failed: ZeroDivisionError: division by zero"
+    ]
+
+
+def test_real_event_files(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with recorder(tmp_path, Log()) as record:
+        for step in range(1, 6):
+            record.step(step, {**VALUES, "loss": float(step)})
+        record.step(6, {**VALUES, "loss": math.nan})
+    with recorder(tmp_path, Log(), resume_step=3) as record:
+        record.step(4, {**VALUES, "loss": 40.0})
+        record.event(4, "spike", "loss 40 after 3", window=[4])
+        record.validation(4, "held-out", {"loss": 4.5})
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 1), (2, 2), (3, 3), (4, 40)]
+    assert [event.value for event in events.Scalars("gpu/power")] == [300.0] * 4
+    assert events.Scalars("validation/held-out/loss")[0].value == 4.5
+    text = events.Tensors("incidents/spike/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert text == "loss 40 after 3\n\n- window: [4]"
+
+
+# Weights & Biases
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    """Stands for W&B: its runs, and what they were told."""
+    module = ModuleType("wandb")
+    module.runs = []
+
+    class Run:
+        def __init__(self, **arguments):
+            self.arguments, self.logged, self.metrics, self.alerts, self.exit_code = arguments, [], [], [], None
+            self.id = arguments["id"] or f"new{len(module.runs)}"
+            module.runs.append(self)
+
+        def log(self, values):
+            self.logged.append(values)
+
+        def define_metric(self, name, **options):
+            self.metrics.append((name, options))
+
+        def alert(self, title, text):
+            self.alerts.append((title, text))
+
+        def finish(self, exit_code):
+            self.exit_code = exit_code
+
+    module.init = Run
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+WANDB = Log(tensorboard=False, wandb="project")
+
+
+def test_wandb_gets_everything_over_the_step(wandb, tmp_path):
+    run = tmp_path / "tiny"
+    with recorder(run, WANDB) as record:
+        record_a_run(record)
+    (logged,) = wandb.runs
+    assert logged.arguments == {
+        "project": "project",
+        "name": "tiny",
+        "dir": str(run),
+        "id": None,
+        "resume": "allow",
+        "config": logged.arguments["config"],
+        "allow_val_change": True,
+    }
+    assert logged.arguments["config"]["optim"]["lr"] == Config().optim.lr
+    assert logged.metrics == [("step", {"hidden": True}), ("*", {"step_metric": "step"})]
+    assert logged.logged == [
+        {"step": 1, **VALUES},
+        {"step": 1, "validation/held-out/loss": 4.0, "validation/held-out/perplexity": 54.6},
+    ]
+    assert logged.alerts == [("spike at step 1", "loss 9 after 3")]
+    assert logged.exit_code == 0
+
+
+def test_a_resumed_run_continues_its_wandb_run(wandb, tmp_path):
+    recorder(tmp_path, WANDB).close()
+    assert json.loads((tmp_path / "wandb.json").read_text()) == {"project": "project", "id": "new0"}
+    recorder(tmp_path, WANDB, resume_step=10).close()
+    assert wandb.runs[1].arguments["id"] == "new0"
+    recorder(tmp_path, Log(tensorboard=False, wandb="other"), resume_step=10).close()
+    assert wandb.runs[2].arguments["id"] is None
+
+
+def test_wandb_shows_a_failed_run_as_failed(wandb, tmp_path):
+    with pytest.raises(RuntimeError), recorder(tmp_path, WANDB):
+        raise RuntimeError
+    assert wandb.runs[0].exit_code == 1
+
+
+def test_wandb_without_its_package_is_an_error(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(
+        ImportError, match=r"log.wandb is 'project', and wandb is not installed: pip install 'fasttrain\["
+    ):
+        recorder(tmp_path, WANDB)
+
+
+def test_nothing_optional_is_imported_unasked(tmp_path, monkeypatch):
+    for name in ("wandb", "tensorboard", "torch.utils.tensorboard"):
+        monkeypatch.setitem(sys.modules, name, None)
+    recorder(tmp_path).close()
