@@ -21,9 +21,9 @@ import torch
 from fasttrain.metrics.stopwatch import Stopwatch
 
 _SECONDS = 0.3  # of measuring
-# Rows of the measured matrices: doubled while a product takes less than so many seconds, or while that still helps.
-# Small ones measure how threads wait for each other, on a busy machine for 30 ms and more; large ones would be the peak
-# of a small run's resident memory.
+# Rows of the measured matrices: doubled while a product takes less than so many seconds, or while that still helps and
+# there is time. Small ones measure how threads wait for each other, on a busy machine for 30 ms and more; large ones
+# would be the peak of a small run's resident memory.
 _ENOUGH = 0.03
 _SMALLEST, _LARGEST = 256, {"cpu": 2048, "cuda": 8192}
 
@@ -111,7 +111,7 @@ def _measured(device: torch.device, dtype: torch.dtype) -> float:
         seconds = min(_product_seconds(a, b, out) for _ in range(2))  # the first of a size chooses its kernel
         helped = 2 * rows**3 / seconds > 1.5 * best
         best = max(best, 2 * rows**3 / seconds)
-        if rows == _LARGEST[device.type] or not (helped or seconds < _ENOUGH):
+        if rows == _LARGEST[device.type] or not (helped or seconds < _ENOUGH) or perf_counter() > end:
             break
         rows *= 2
     while perf_counter() < end:
