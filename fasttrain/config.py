@@ -210,12 +210,15 @@ class Log:
     wandb: str = ""
     """A Weights & Biases project to log to (needs the wandb extra); empty: none."""
 
+    def __post_init__(self) -> None:
+        _require(self.every > 0, f"log.every ({self.every}) must be at least 1")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """A run."""
 
-    run: Path = Path("runs/tiny")
+    out: Path = Path("runs/tiny")
     """Directory of the run: metrics, checkpoints, effective configuration."""
     resume: str = "auto"
     """auto: go on from the newest checkpoint in the run's directory, or start; never: start, in a new directory; or

@@ -42,7 +42,7 @@ class Journal:
         self._peak = peak_flops(runtime.device, runtime.dtype) * runtime.world
         self._sensors = GpuSensors(runtime.device)
         self._recorder = Recorder(
-            settings.run, settings.log, config_toml=to_toml(settings), resume_step=progress.step, rank=runtime.rank
+            settings.out, settings.log, config_toml=to_toml(settings), resume_step=progress.step, rank=runtime.rank
         )
         self._display = Display(settings.log, steps=settings.batch.steps, rank=runtime.rank)
 

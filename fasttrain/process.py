@@ -23,7 +23,7 @@ def mistakes_without_traceback() -> Iterator[None]:
                 stack.enter_context(redirect_stderr(io.StringIO()))
                 stack.enter_context(redirect_stdout(io.StringIO()))
             yield
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         if first:
             print(f"fasttrain.train: error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
@@ -41,7 +41,7 @@ def alone_in(directory: Path, *, is_first: bool) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
-                f"another process is training in {directory}; wait for it, or choose another --run"
+                f"another process is training in {directory}; wait for it, or choose another --out"
             ) from None
         except OSError:  # a file system without locks
             pass

@@ -18,7 +18,7 @@ def recipe(name: str) -> Callable[[Callable[[], Config]], Callable[[], Config]]:
     """Register a recipe; its runs get a directory of that name."""
 
     def register(function: Callable[[], Config]) -> Callable[[], Config]:
-        RECIPES[name] = lambda: replace(function(), run=Path("runs") / name)
+        RECIPES[name] = lambda: replace(function(), out=Path("runs") / name)
         return function
 
     return register

@@ -22,7 +22,7 @@ from fasttrain.runtime import Runtime
 
 FIXED = ("model.", "optim.kind")  # prefixes of settings that cannot change
 FREE = ("model.dropout", "model.attention_dropout")  # but these can
-UNIMPORTANT = ("run", "resume")  # where a run is, and how it was started
+UNIMPORTANT = ("out", "resume")  # where a run is, and how it was started
 CONTENT = "the dataset's content"
 CHECKPOINTS = "checkpoints"  # in a run's directory
 
@@ -58,28 +58,28 @@ class Progress:
 
 def starting_point(settings: Config, runtime: Runtime) -> Checkpoint | None:
     """The checkpoint that the run goes on from, verified."""
-    own = settings.run / CHECKPOINTS
+    own = settings.out / CHECKPOINTS
     existing = list_checkpoints(own)
     if settings.resume == "never":
         if existing:
             raise ValueError(
-                f"{settings.run} holds a run at step {existing[-1].step}, and --resume is never; choose another "
-                "directory (--run), or --resume auto"
+                f"{settings.out} holds a run at step {existing[-1].step}, and --resume is never; choose another "
+                "directory (--out), or --resume auto"
             )
         return None
     if settings.resume != "auto":
         chosen = find(settings.resume)
         if existing and chosen.path.parent.resolve() == own.resolve() and chosen.step < existing[-1].step:
             raise ValueError(
-                f"{settings.run} is at step {existing[-1].step}; to go on from step {chosen.step}, start another run "
-                f"from it: --resume {settings.resume} --run DIRECTORY"
+                f"{settings.out} is at step {existing[-1].step}; to go on from step {chosen.step}, start another run "
+                f"from it: --resume {settings.resume} --out DIRECTORY"
             )
         if not existing:  # otherwise this run began there before, and was interrupted
             chosen.verify(runtime.files)
             return chosen
     sound = newest_sound(own, runtime.files, report=_warn)
     if existing and sound is None:
-        raise ValueError(f"no checkpoint in {own} is sound; start another run with --run, or copy a sound one there")
+        raise ValueError(f"no checkpoint in {own} is sound; start another run with --out, or copy a sound one there")
     return sound
 
 
@@ -107,7 +107,7 @@ def changes(before: str, after: Config) -> list[Change]:
     if impossible := [change for change in found if not change.is_possible]:
         raise ValueError(
             f"the checkpoint cannot go on with other settings: {'; '.join(map(str, impossible))}. Set them back, or "
-            "start another run: --run DIRECTORY"
+            "start another run: --out DIRECTORY"
         )
     return found
 

@@ -84,9 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     with contextlib.ExitStack() as stack:
         with mistakes_without_traceback():
             runtime = stack.enter_context(start(settings.parallel))
-            stack.enter_context(alone_in(settings.run, is_first=runtime.is_first))
+            stack.enter_context(alone_in(settings.out, is_first=runtime.is_first))
             run = prepare(settings, runtime)
-        return train(run)
+            journal = Journal(settings, runtime, run.progress, vocab=run.model.embedding.num_embeddings)
+        return train(run, journal)
 
 
 def prepare(settings: Config, runtime: Runtime) -> Run:
@@ -132,12 +133,11 @@ def prepare(settings: Config, runtime: Runtime) -> Run:
     )  # fmt: skip
 
 
-def train(run: Run) -> int:
+def train(run: Run, journal: Journal) -> int:
     """All steps that are left; the exit code."""
     settings, runtime, steps = run.settings, run.runtime, run.settings.batch.steps
     watch = Stopwatch(runtime.device)
-    journal = Journal(settings, runtime, run.progress, vocab=run.model.embedding.num_embeddings)
-    checkpoints = Checkpoints(settings.run / CHECKPOINTS, settings.checkpoint, group=runtime.files)
+    checkpoints = Checkpoints(settings.out / CHECKPOINTS, settings.checkpoint, group=runtime.files)
     with (
         Prefetcher(run.read, ahead=settings.data.prefetch, stop=steps) as ahead,
         contextlib.closing(checkpoints),
@@ -217,7 +217,7 @@ def _finish(run: Run, journal: Journal, signals: list[int]) -> int:
     else:
         code = 0
         _show_sample(run, journal)
-        journal.note(f"finished: {steps} steps, {progress.tokens:,} tokens; all of it is in {run.settings.run}")
+        journal.note(f"finished: {steps} steps, {progress.tokens:,} tokens; all of it is in {run.settings.out}")
     if journal.failed_save:
         code = 1
         journal.note(f"error: step {progress.step} is not saved ({journal.failed_save.error})")
@@ -240,7 +240,7 @@ def _announce(run: Run, journal: Journal) -> None:
     """What is about to run: the effective configuration, where it starts, and what has changed."""
     settings, runtime, step = run.settings, run.runtime, run.progress.step
     if runtime.is_first:
-        (settings.run / "config.toml").write_text(to_toml(settings))
+        (settings.out / "config.toml").write_text(to_toml(settings))
     parameters = num_parameters(settings.model, run.model.embedding.num_embeddings)
     for line in summary(settings):
         journal.note(line)
@@ -251,7 +251,7 @@ def _announce(run: Run, journal: Journal) -> None:
         f"{run.how_blocks_run}"
     )
     if run.came_from is None:
-        journal.event(step, "start", f"a new run in {settings.run}", **run.facts()["versions"])
+        journal.event(step, "start", f"a new run in {settings.out}", **run.facts()["versions"])
     else:
         journal.event(step, "resume", f"goes on from {run.came_from}", world=runtime.world)
         for change in run.changed:

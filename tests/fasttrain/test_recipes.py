@@ -36,7 +36,7 @@ def test_a_recipe_has_the_size_that_its_name_states(name):
 def test_a_recipe_is_a_whole_run_of_its_own_directory(name):
     config = RECIPES[name]()
     assert isinstance(config, Config)
-    assert config.run.name == name
+    assert config.out.name == name
     assert load(["--recipe", name], RECIPES) == config
 
 

@@ -1,0 +1,269 @@
+"""Every setting acts: with another value, something that can be observed is different.
+
+Most settings show in what a run leaves behind. What does not change a result, as where weights are gathered, is seen
+at the place where it takes effect.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+import fasttrain.checkpoint.saver
+import fasttrain.model
+import fasttrain.parallel
+import fasttrain.train
+from fasttrain.checkpoint import list_checkpoints
+from fasttrain.config import Config
+from fasttrain.data import DatasetWriter, open_dataset
+from fasttrain.metrics import read_metrics, read_validations
+from fasttrain.train import Run, main
+
+BASE: dict[str, Any] = {
+    "model.layers": 2, "model.hidden": 16, "model.heads": 2, "model.kv_heads": 2, "model.head_dim": 8, "model.ffn": 16,
+    "data.sequence": 16, "batch.sequences": 4, "batch.micro": 4, "batch.steps": 6, "optim.warmup": 1,
+    "validation.every": 2, "validation.sequences": 3, "validation.sample_tokens": 2, "checkpoint.every": 2,
+    "log.tensorboard": False,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Other:
+    """Another value of a setting, beside `others` that it needs to act."""
+
+    value: Any
+    others: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+MUON = {"optim.kind": "muon"}
+SHARDED = {"parallel.precision": "bf16"}  # one rank is sharded for its casts
+DIVERGING = {"optim.lr": 1.0, "optim.clip": 0.0, "optim.schedule": "constant"}  # the best checkpoint is an early one
+LOSING = {"optim.lr": 0.0, "batch.steps": 8, "validation.every": 1}
+
+VALUES: dict[str, Any] = {
+    "seed": 1,
+    "model.layers": 1,
+    "model.hidden": 32,
+    "model.heads": 4,
+    "model.kv_heads": 1,
+    "model.head_dim": 4,
+    "model.ffn": 32,
+    "model.vocab": 5000,
+    "model.qk_norm": False,
+    "model.rope_theta": 100.0,
+    "model.norm_eps": 0.1,
+    "model.tied_head": False,
+    "model.dropout": 0.3,
+    "model.attention_dropout": Other(0.3, {"data.document_mask": False}),
+    "model.init_std": 0.05,
+    "data.sequence": 8,
+    "data.document_mask": False,
+    "data.seed": 1,
+    "data.prefetch": 1,
+    "batch.steps": 4,
+    "batch.sequences": 8,
+    "batch.micro": 2,
+    "optim.kind": "muon",
+    "optim.lr": 1e-2,
+    "optim.betas": (0.5, 0.6),
+    "optim.eps": 1e-2,
+    "optim.weight_decay": 0.9,
+    "optim.clip": 0.01,
+    "optim.muon_lr": Other(0.1, MUON),
+    "optim.muon_momentum": Other(0.5, MUON),
+    "optim.muon_adjust": Other("match_rms_adamw", MUON),
+    "optim.z_loss": 0.1,
+    "optim.schedule": "constant",
+    "optim.warmup": 3,
+    "optim.final": 0.9,
+    "optim.decay_fraction": Other(0.5, {"optim.schedule": "wsd"}),
+    "parallel.device": "cuda",
+    "parallel.precision": "bf16",
+    "parallel.replicas": 2,
+    "parallel.reshard": Other(False, SHARDED),
+    "parallel.reduce": Other("every", SHARDED | {"batch.micro": 2}),
+    "parallel.compile": "on",
+    "parallel.recompute": "full",
+    "parallel.timeout": 77,
+    "checkpoint.every": 3,
+    "checkpoint.keep_last": 1,
+    "checkpoint.keep_best": Other(False, {"checkpoint.keep_last": 1} | DIVERGING),
+    "checkpoint.keep_every": Other(2, {"checkpoint.keep_last": 1, "checkpoint.keep_best": False}),
+    "checkpoint.background": False,
+    "validation.every": 3,
+    "validation.sequences": 2,
+    "validation.patience": Other(2, LOSING),
+    "validation.sample": "class ",
+    "validation.sample_tokens": 5,
+    "log.every": 2,
+    "log.tensorboard": True,
+    "log.wandb": "a-project",
+}
+ELSEWHERE = {"out", "resume", "data.path", "validation.sets"}  # tests of their own below
+
+
+def arguments(settings: dict[str, Any]) -> list[str]:
+    return [
+        text
+        for key, value in settings.items()
+        for text in (f"--{key}", *map(str, value if isinstance(value, tuple | list) else [value]))
+    ]
+
+
+def observed(out: Path, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """All that is observable of a run."""
+    seen = _Spies()
+    with seen:
+        try:
+            ended: Any = main(arguments(settings | {"out": out}))
+        except SystemExit as exit:
+            ended = exit.code
+    printed = capsys.readouterr()
+    figures = ("loss", "grad_norm", "lr", "tokens", "valid_tokens")
+    validations = [{key: v for key, v in line.items() if key != "time"} for line in read_validations(out)]
+    return {
+        "ended": ended,
+        "error": printed.err.replace(str(out), "OUT"),
+        "lines": [line.split("  lr")[0] for line in printed.out.splitlines() if re.match(r"step +\d+/", line)],
+        "sample": printed.out.partition("a sample:")[2].partition("finished")[0],
+        "metrics": [[line[key] for key in figures] for line in read_metrics(out)],
+        "validations": validations,
+        "checkpoints": [(c.step, c.bytes, len(c.facts)) for c in list_checkpoints(out / "checkpoints")],
+        "files": sorted(path.name for path in out.iterdir()) if out.exists() else [],
+        "seen": seen.facts,
+    }
+
+
+class _Spies(ExitStack):
+    """Where settings act that leave no trace in a run's results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.facts: dict[str, Any] = {"read": set(), "norms": 0, "compiled": 0}
+
+    def __enter__(self) -> _Spies:
+        read, norm, first_step = Run.read, fasttrain.model.add_rms_norm, fasttrain.train.run_step
+        write, shard = fasttrain.checkpoint.saver.write, fasttrain.parallel.fully_shard
+        start = torch.distributed.init_process_group
+        facts = self.facts
+
+        def noted_read(run: Run, step: int) -> Any:
+            facts["read"].add(step)
+            return read(run, step)
+
+        def noted_step(*args: Any, **options: Any) -> Any:
+            if "ahead" not in facts:
+                time.sleep(0.2)  # reading ahead comes to rest
+                facts["ahead"] = len(facts["read"])
+            return first_step(*args, **options)
+
+        def noted_norm(*args: Any, **options: Any) -> Any:
+            facts["norms"] += 1
+            return norm(*args, **options)
+
+        def noted_write(*args: Any) -> Any:
+            facts["written in"] = threading.current_thread() is threading.main_thread()
+            return write(*args)
+
+        def noted_compile(function: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+            facts["compiled"] += 1  # that it works is another test's subject
+            return function
+
+        def noted_shard(module: Any, **options: Any) -> Any:
+            facts.setdefault("reshard", set()).add(options["reshard_after_forward"])
+            sharded = shard(module, **options)
+            for name in ("set_requires_gradient_sync", "set_requires_all_reduce"):
+                self._note_calls(sharded, name)
+            return sharded
+
+        def noted_start(*args: Any, **options: Any) -> Any:
+            facts["timeout"] = options["timeout"]
+            return start(*args, **options)
+
+        for target, name, noted in (
+            (Run, "read", noted_read),
+            (fasttrain.train, "run_step", noted_step),
+            (fasttrain.model, "add_rms_norm", noted_norm),
+            (fasttrain.checkpoint.saver, "write", noted_write),
+            (torch, "compile", noted_compile),
+            (fasttrain.parallel, "fully_shard", noted_shard),
+            (torch.distributed, "init_process_group", noted_start),
+        ):
+            self.enter_context(patch.object(target, name, noted))
+        return self
+
+    def _note_calls(self, module: Any, name: str) -> None:
+        method = getattr(module, name)
+
+        def noted(value: bool) -> None:
+            self.facts.setdefault(name, []).append(value)
+            method(value)
+
+        setattr(module, name, noted)
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, dict[str, Any]]:
+    """Observations of runs that several settings are compared with."""
+    return {}
+
+
+def settings_of(section: Any = Config, prefix: str = "") -> list[str]:
+    names = []
+    for field in dataclasses.fields(section):
+        if dataclasses.is_dataclass(field.default_factory):
+            names += settings_of(field.default_factory, f"{prefix}{field.name}.")
+        else:
+            names.append(f"{prefix}{field.name}")
+    return names
+
+
+def test_every_setting_is_tried():
+    assert set(VALUES) | ELSEWHERE == set(settings_of())
+
+
+@pytest.mark.parametrize("key", VALUES)
+def test_a_setting_acts(key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], known: dict[str, Any]) -> None:
+    other = VALUES[key] if isinstance(VALUES[key], Other) else Other(VALUES[key])
+    before = BASE | other.others
+    if str(other.others) not in known:
+        known[str(other.others)] = observed(tmp_path / "before", before, capsys)
+    assert observed(tmp_path / "after", before | {key: other.value}, capsys) != known[str(other.others)]
+
+
+def test_the_same_settings_give_the_same_observation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Otherwise the test above would prove nothing."""
+    first, second = (observed(tmp_path / name, BASE, capsys) for name in "ab")
+    assert first == second
+    assert first["ended"] == 0
+
+
+def test_data_and_validation_sets_are_those_that_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    default = open_dataset()
+    with DatasetWriter(
+        tmp_path / "other",
+        tokenizer=(default.path / "tokenizer.json").read_text(),
+        vocab=default.vocab,
+        separator=default.separator,
+        source="a test",
+    ) as writer:
+        for split in ("train", "validation"):
+            writer.add(split, torch.arange(1, 1000).numpy(), num_bytes=3000)
+    plain = observed(tmp_path / "plain", BASE, capsys)
+    other = observed(tmp_path / "data", BASE | {"data.path": tmp_path / "other"}, capsys)
+    assert other["metrics"] != plain["metrics"]
+    named = observed(tmp_path / "sets", BASE | {"validation.sets": ("counting", tmp_path / "other")}, capsys)
+    assert named["metrics"] == plain["metrics"]
+    assert [line["set"] for line in named["validations"]] == ["held-out", "counting"] * 3
+    assert named["validations"][1]["loss"] == pytest.approx(8.3, abs=0.3)
+    assert named["validations"][1]["loss"] != named["validations"][0]["loss"]

@@ -1,0 +1,341 @@
+"""Whole runs of the training command, with one process and with many ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import fasttrain.model
+import fasttrain.train
+import fasttrain_kernels
+from fasttrain.checkpoint import list_checkpoints
+from fasttrain.data import open_dataset
+from fasttrain.data.order import samples_of_run
+from fasttrain.metrics import read_metrics, read_validations
+from fasttrain.process import alone_in
+from fasttrain.train import Run, main
+from tests.ranks import run_ranks
+
+SMALL = [
+    *("--model.layers", "2", "--model.hidden", "32", "--model.heads", "4", "--model.kv_heads", "2"),
+    *("--model.head_dim", "8", "--model.ffn", "48", "--data.sequence", "32", "--batch.sequences", "8"),
+    *("--batch.micro", "2", "--batch.steps", "6", "--optim.warmup", "2", "--checkpoint.every", "3"),
+    *("--validation.every", "3", "--validation.sequences", "7", "--validation.sample_tokens", "3"),
+    *("--log.tensorboard", "False"),
+]
+
+
+def command(run: Path, *options: Any) -> list[str]:
+    return [*SMALL, "--out", str(run), *map(str, options)]
+
+
+def train(run: Path, *options: Any, world: int = 1) -> list[dict[str, float]]:
+    """The metrics of a finished run."""
+    if world == 1:
+        assert main(command(run, *options)) == 0
+    else:
+        run_ranks(finish, world, command(run, *options))
+    return read_metrics(run)
+
+
+def finish(argv: list[str]) -> None:
+    assert main(argv) == 0
+
+
+def curve(metrics: list[dict[str, float]], name: str = "loss") -> list[float]:
+    return [line[name] for line in metrics]
+
+
+def weights(run: Path) -> dict[str, Any]:
+    """Model and optimizer of the last checkpoint, whole."""
+    path = list_checkpoints(run / "checkpoints")[-1].path
+    state: dict[str, Any] = {}
+    dcp.state_dict_loader._load_state_dict(
+        state,
+        storage_reader=dcp.FileSystemReader(path),
+        planner=dcp.default_planner._EmptyStateDictLoadPlanner(),
+        no_dist=True,
+    )
+    return state
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (run / "incidents.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def test_a_run_learns_and_leaves_everything_behind(tmp_path, capsys):
+    run = tmp_path / "run"
+    metrics = train(run, "--batch.steps", 30, "--optim.lr", 0.03, "--validation.every", 15)
+    losses = curve(metrics)
+    assert losses[0] == pytest.approx(math.log(4096), rel=0.01)  # knows nothing yet
+    assert losses[-1] < losses[0] - 1
+    assert [line["step"] for line in metrics] == list(range(1, 31))
+    assert curve(metrics, "tokens") == [256 * step for step in range(1, 31)]
+    split = [name for name in metrics[5] if name.startswith("time/")]
+    assert {"time/data", "time/forward", "time/backward", "time/optimizer", "time/record"} <= set(split)
+    seconds = sum(metrics[5][part] for part in split if part not in ("time/validation", "time/checkpoint"))
+    assert metrics[5]["step_seconds"] == pytest.approx(seconds)
+    assert metrics[5]["tokens_per_second"] == pytest.approx(256 / seconds)
+    assert 0 < metrics[5]["mfu"] < 1
+    assert {"grad_norm", "lr", "memory", "data_wait", "epoch"} <= set(metrics[5])
+    scores = read_validations(run)
+    assert [score["step"] for score in scores] == [15, 30]
+    assert scores[-1]["loss"] < scores[0]["loss"] < losses[0]
+    assert scores[-1]["perplexity"] == pytest.approx(math.exp(scores[-1]["loss"]))
+    assert [c.step for c in list_checkpoints(run / "checkpoints")] == [24, 27, 30]
+    printed = capsys.readouterr().out
+    assert "layers=2 hidden=32" in printed  # the effective configuration
+    assert "a sample:\ndef " in printed
+    assert events(run, "sample")[0]["text"].startswith("def ")
+    assert events(run, "start")[0]["torch"] == torch.__version__
+
+
+LAYOUTS: dict[str, tuple[int, list[Any]]] = {
+    "accumulated": (1, []),
+    "two": (2, []),
+    "four": (4, ["--batch.micro", 1]),
+    "hybrid": (4, ["--parallel.replicas", 2, "--batch.micro", 1]),
+    "hybrid, reduced each time": (4, ["--parallel.replicas", 2, "--parallel.reduce", "every", "--batch.micro", 1]),
+    "weights kept": (2, ["--parallel.reshard", False]),
+}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_ranks_micro_batches_and_sharding_do_not_change_the_curve(tmp_path, optimizer):
+    """FSDP on 2 and 4 ranks, HSDP, and every way to accumulate, against one process with one micro-batch."""
+    alone = train(tmp_path / "alone", "--optim.kind", optimizer, "--batch.micro", 8)
+    for name, (world, options) in LAYOUTS.items():
+        metrics = train(tmp_path / name, "--optim.kind", optimizer, *options, world=world)
+        for figure in ("loss", "grad_norm", "valid_tokens"):
+            assert curve(metrics, figure) == pytest.approx(curve(alone, figure), rel=2e-5), (name, figure)
+        scores = [[s["loss"] for s in read_validations(tmp_path / run)] for run in (name, "alone")]
+        assert scores[0] == pytest.approx(scores[1], rel=2e-5), name
+
+
+def test_fused_ops_and_their_references_give_the_same_curve(tmp_path):
+    fused = train(tmp_path / "fused", "--optim.z_loss", 1e-3)
+    ops = ("rms_norm", "add_rms_norm", "qk_norm_rope", "attention", "swiglu", "linear_cross_entropy")
+    references = {op: getattr(fasttrain_kernels, f"{op}_reference") for op in ops}
+    references["swiglu"] = lambda packed: fasttrain_kernels.swiglu_reference(*packed.chunk(2, -1))
+    with patch.multiple(fasttrain.model, **references):
+        plain = train(tmp_path / "plain", "--optim.z_loss", 1e-3)
+    assert curve(plain) == pytest.approx(curve(fused), rel=1e-5)
+    assert curve(plain, "grad_norm") == pytest.approx(curve(fused, "grad_norm"), rel=1e-4)
+
+
+# Killed and resumed
+
+
+def killed(run: Path, step: int, *options: Any, world: int = 1) -> None:
+    """A run that is killed, without warning, at some moment after `step`."""
+    launcher = [] if world == 1 else ["torch.distributed.run", "--standalone", f"--nproc-per-node={world}", "-m"]
+    argv = [sys.executable, "-m", *launcher, "fasttrain.train", *command(run, *options)]
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+    deadline = time.monotonic() + 120
+    while not any(line["step"] >= step for line in read_metrics(run)):
+        assert process.poll() is None, process.communicate()[1].decode()[-2000:]
+        assert time.monotonic() < deadline, f"step {step} was not reached"
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("world", "options"),
+    [
+        (1, ["--optim.kind", "adamw", "--model.dropout", 0.2]),
+        (1, ["--optim.kind", "muon", "--data.document_mask", False, "--model.attention_dropout", 0.2]),
+        (2, ["--optim.kind", "muon", "--model.dropout", 0.2]),
+    ],
+)
+def test_a_killed_run_goes_on_bitwise_as_if_it_had_not_been(tmp_path, world, options):
+    long = [*options, "--batch.steps", 24, "--checkpoint.every", 2, "--validation.every", 0]
+    killed(tmp_path / "killed", 5, *long, world=world)
+    steps = [c.step for c in list_checkpoints(tmp_path / "killed" / "checkpoints")]
+    assert steps
+    assert steps[-1] < 24
+    went_on = train(tmp_path / "killed", *long, world=world)
+    at_once = train(tmp_path / "at once", *long, world=world)
+    assert events(tmp_path / "killed", "resume")[0]["step"] == steps[-1]
+    assert [line["step"] for line in went_on] == list(range(1, 25))
+    assert curve(went_on) == curve(at_once)
+    assert curve(went_on, "grad_norm") == curve(at_once, "grad_norm")
+    torch.testing.assert_close(weights(tmp_path / "killed"), weights(tmp_path / "at once"), rtol=0, atol=0)
+
+
+def test_two_ranks_go_on_as_one_and_as_four(tmp_path):
+    whole = train(tmp_path / "whole", "--batch.micro", 1, world=2)
+    for world in (1, 4):
+        run = tmp_path / f"on {world}"
+        options = ["--batch.micro", 1, "--resume", f"{tmp_path / 'whole'}@3"]
+        metrics = train(run, *options, world=world)
+        assert [line["step"] for line in metrics] == [4, 5, 6]
+        assert curve(metrics) == pytest.approx(curve(whole)[3:], rel=1e-5)
+        assert curve(metrics, "valid_tokens") == curve(whole, "valid_tokens")[3:]  # the same batches
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, number):
+    run, options = tmp_path / "run", ["--batch.steps", 40, "--checkpoint.every", 0, "--validation.every", 0]
+    ask = patch.object(
+        fasttrain.train, "seed_step", lambda seed, step, rank: step == 5 and os.kill(os.getpid(), number)
+    )
+    with ask:
+        assert main(command(run, *options)) == 128 + number
+    saved = list_checkpoints(run / "checkpoints")[-1].step
+    assert 5 <= saved <= 8
+    assert events(run, "signal")[0]["step"] == saved
+    assert curve(train(run, *options)) == curve(train(tmp_path / "whole", *options))
+
+
+def test_changed_settings_are_shown_and_recorded(tmp_path, capsys):
+    run = tmp_path / "run"
+    train(run)
+    train(run, "--batch.steps", 8, "--optim.lr", 1e-5, "--optim.schedule", "constant")
+    changed = {event["key"]: event["text"] for event in events(run, "changed setting")}
+    assert changed["optim.lr"] == "optim.lr: 0.003 -> 1e-05"
+    assert set(changed) == {"batch.steps", "optim.lr", "optim.schedule"}
+    assert "optim.lr: 0.003 -> 1e-05" in capsys.readouterr().out
+    assert read_metrics(run)[-1]["lr"] == 1e-5
+
+
+def test_other_batches_go_on_in_the_data_where_the_run_was(tmp_path):
+    """Effort C: a smaller block and a larger batch. No sample is seen twice, none is left out."""
+    run = tmp_path / "run"
+    train(run)
+    seen: list[int] = []
+    read = Run.read
+
+    def noted(self: Run, step: int) -> Any:
+        seen.extend(self.batches.samples_at(step).tolist())
+        return read(self, step)
+
+    with patch.object(Run, "read", noted):
+        metrics = train(run, "--data.sequence", 16, "--batch.sequences", 24, "--batch.steps", 9)
+    tokens = curve(metrics, "tokens")
+    assert tokens[5:] == [6 * 256, 6 * 256 + 384, 6 * 256 + 2 * 384, 6 * 256 + 3 * 384]
+    size = (len(open_dataset().split("train")) - 1) // 16
+    assert seen == samples_of_run(6 * 8 * 2, 3 * 24, size=size, seed=0).tolist()
+
+
+# Mistakes
+
+
+def refused(capsys, run: Path, *options: Any) -> str:
+    with pytest.raises(SystemExit) as exit:
+        main(command(run, *options))
+    assert exit.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_mistakes_are_named_before_anything_is_trained(tmp_path, capsys):
+    run = tmp_path / "run"
+    assert f"{tmp_path / 'nothing'} does not exist" in refused(capsys, run, "--data.path", tmp_path / "nothing")
+    assert "model.vocab (100) is smaller than the vocabulary of the data, 4096" in refused(
+        capsys, run, "--model.vocab", 100
+    )
+    assert "parallel.device is cuda" in refused(capsys, run, "--parallel.device", "cuda")
+    assert "parallel.replicas (2) must divide the number of ranks, 1" in refused(capsys, run, "--parallel.replicas", 2)
+    assert "does not exist" in refused(capsys, run, "--resume", tmp_path / "elsewhere")
+    assert not list_checkpoints(run / "checkpoints")
+
+
+def test_what_cannot_change_is_an_error_and_leaves_the_run_alone(tmp_path, capsys):
+    run = tmp_path / "run"
+    train(run)
+    message = refused(capsys, run, "--model.hidden", 64, "--optim.kind", "muon", "--batch.steps", 9)
+    assert "model.hidden: 32 -> 64; optim.kind: adamw -> muon" in message
+    assert "holds a run at step 6" in refused(capsys, run, "--resume", "never")
+    assert "is at step 6; to go on from step 3" in refused(capsys, run, "--resume", f"{run}@3")
+    assert "it has 3, 6" in refused(capsys, run, "--resume", f"{run}@5", "--out", tmp_path / "other")
+    assert main(command(run)) == 0  # finished already
+    assert "nothing is left to do" in capsys.readouterr().out
+    assert len(read_metrics(run)) == 6
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, capsys):
+    run = tmp_path / "run"
+    first = train(run)
+    newest = list_checkpoints(run / "checkpoints")[-1].path
+    shard = next(newest.glob("*.distcp"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    again = train(run)
+    assert shard.name in capsys.readouterr().err
+    assert events(run, "resume")[0]["step"] == 3
+    assert curve(again) == curve(first)
+    for shard in run.glob("checkpoints/*/*.distcp"):
+        shard.write_bytes(b"")
+    assert "is sound" in refused(capsys, run)
+
+
+def test_two_processes_cannot_train_in_one_directory(tmp_path, capsys):
+    with alone_in(tmp_path / "run", is_first=True):
+        assert "another process is training in" in refused(capsys, tmp_path / "run")
+
+
+def test_a_failed_last_save_shows_in_the_exit_code(tmp_path, capsys):
+    run = tmp_path / "run"
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with patch("fasttrain.checkpoint.saver.write", full):
+        assert main(command(run)) == 1
+    assert "No space left on device" in capsys.readouterr().out
+    assert len(events(run, "failed save")) == 2
+    assert not list_checkpoints(run / "checkpoints")
+
+
+def test_a_loss_that_guessing_would_beat_is_called_a_defect(tmp_path, capsys):
+    """Effort A: 71 nats per token were taken for over-fitting."""
+    train(tmp_path / "run", "--optim.lr", 3.0, "--optim.clip", 0.0, "--optim.schedule", "constant")
+    score = read_validations(tmp_path / "run")[-1]
+    assert score["loss"] > math.log(4096)
+    assert score["perplexity"] == pytest.approx(math.exp(score["loss"]))
+    assert "worse than guessing among 4096 tokens" in capsys.readouterr().out
+
+
+def test_patience_ends_a_run_that_no_longer_improves(tmp_path):
+    run = tmp_path / "run"
+    stubborn = ["--optim.lr", 0.0, "--validation.every", 1, "--validation.patience", 2, "--batch.steps", 30]
+    assert main(command(run, *stubborn)) == 0
+    assert events(run, "patience")[0]["step"] == 3
+    assert list_checkpoints(run / "checkpoints")[-1].step == 3
+
+
+def test_low_precision_trains_too(tmp_path):
+    """bf16 and fp16 with its scaler, weights in fp32, in a process of its own and on two ranks."""
+    exact = curve(train(tmp_path / "fp32"))
+    for precision in ("bf16", "fp16"):
+        for world in (1, 2):
+            losses = curve(train(tmp_path / f"{precision} {world}", "--parallel.precision", precision, world=world))
+            assert losses == pytest.approx(exact, rel=2e-3), (precision, world)
+            assert losses != exact
+
+
+def test_a_compiled_run_never_compiles_again(tmp_path):
+    """Documents differ from batch to batch, validation runs without gradients, and the sample with other shapes."""
+    torch._dynamo.reset()
+    options = ["--parallel.compile", "on", "--batch.steps", 4, "--validation.every", 2]
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        compiled = train(tmp_path / "compiled", *options)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs == 1  # all blocks share it
+    eager = train(tmp_path / "eager", *options, "--parallel.compile", "off")
+    assert curve(compiled) == pytest.approx(curve(eager), rel=1e-5)
