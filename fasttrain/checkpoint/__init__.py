@@ -1,0 +1,31 @@
+"""Checkpoints: the state of a run on disk, verified before it counts. docs/checkpoints.md explains the files.
+
+saver = Checkpoints(run / "checkpoints", config.checkpoint, group=group)   # group: gloo, used by nothing else
+checkpoint = newest_sound(run / "checkpoints", group, report=print)
+if checkpoint:
+    facts = restore(checkpoint, model, optimizer, scaler, group=group)
+for step in ...:
+    for outcome in saver.poll():
+        ...                                                                # Saved or Failed
+    saver.save(model, optimizer, scaler, step=step + 1, facts={...}, loss=validation_loss)
+outcomes = saver.close()
+"""
+
+from fasttrain.checkpoint.published import Checkpoint, find, list_checkpoints, newest_sound, published
+from fasttrain.checkpoint.retention import set_aside
+from fasttrain.checkpoint.saver import Checkpoints, Failed, Outcome, Saved
+from fasttrain.checkpoint.state import restore
+
+__all__ = [
+    "Checkpoint",
+    "Checkpoints",
+    "Failed",
+    "Outcome",
+    "Saved",
+    "find",
+    "list_checkpoints",
+    "newest_sound",
+    "published",
+    "restore",
+    "set_aside",
+]

@@ -1,0 +1,75 @@
+"""What ranks do together succeeds on all of them or fails on all of them.
+
+A rank that fails alone leaves the others waiting for it in their next collective, until a time-out that names nobody.
+So each piece of work ends with one exchange, in which a rank brings its result or its error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+T = TypeVar("T")
+
+
+class RanksFailed(Exception):
+    """Work failed on these ranks, for these reasons; the same on every rank."""
+
+    def __init__(self, failures: dict[int, str]) -> None:
+        super().__init__("; ".join(f"rank {rank}: {cause}" for rank, cause in sorted(failures.items())))
+        self.failures = failures
+
+
+class Reason(Exception):
+    """Another error's text, which can be sent to any rank; not every error can."""
+
+
+def rank_in(group: dist.ProcessGroup | None) -> int:
+    """This process's rank; None is a group of this process alone."""
+    return 0 if group is None else group.rank()
+
+
+def together(group: dist.ProcessGroup | None, work: Callable[[], T]) -> list[T]:
+    """The results of work() on all ranks, in their order; RanksFailed, on every rank, if it failed on any."""
+    result: T | None = None
+    failures: dict[int, str] = {}
+    try:
+        result = work()
+    except BaseException as error:  # CheckpointException is no Exception
+        failures = _causes(error, rank_in(group))
+    everyone = _exchange(group, (result, failures))
+    failures = {rank: cause for _, theirs in everyone for rank, cause in theirs.items()}
+    if failures:
+        raise RanksFailed(failures)
+    return [result for result, _ in everyone]
+
+
+def on_first(group: dist.ProcessGroup | None, work: Callable[[], T]) -> T:
+    """The result of work() on rank 0, on all ranks."""
+    result = together(group, lambda: work() if rank_in(group) == 0 else None)[0]
+    return result  # type: ignore[return-value]
+
+
+def text_of(error: BaseException) -> str:
+    return str(error) if isinstance(error, Reason) else f"{type(error).__name__}: {error}"
+
+
+def _causes(error: BaseException, rank: int) -> dict[int, str]:
+    if isinstance(error, CheckpointException):  # torch's, which every rank gets, with the errors of all
+        return {rank: text_of(cause) for rank, (cause, _) in error.failures.items()}
+    return {rank: text_of(error)}
+
+
+def _exchange(group: dist.ProcessGroup | None, mine: Any) -> list[Any]:
+    if group is None:
+        return [mine]
+    everyone = [None] * group.size()
+    try:
+        dist.all_gather_object(everyone, mine, group=group)
+    except Exception as error:
+        own = mine[1].get(group.rank())
+        raise RanksFailed({group.rank(): own or f"no answer from another rank ({text_of(error)})"}) from error
+    return everyone

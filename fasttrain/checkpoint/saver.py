@@ -1,0 +1,211 @@
+"""Saving while training goes on.
+
+    save():    wait for the former save, copy the state to host memory, return
+    a thread:  write under a hidden name, compare the disk with what was meant, write checkpoint.json, rename, prune
+    poll():    what has become of it
+
+Each step of the thread ends with an exchange between the threads of all ranks (ranks.py), over a process group that
+nothing else uses: collectives of two threads on one group would meet each other. Thus a save succeeds on all ranks, or
+fails on all, and nobody waits for a rank whose disk is full. A save that failed deletes nothing but its own directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fasttrain import config
+from fasttrain.checkpoint import retention
+from fasttrain.checkpoint.files import File, sync
+from fasttrain.checkpoint.published import Checkpoint, directory_name, list_checkpoints, published
+from fasttrain.checkpoint.ranks import RanksFailed, on_first, rank_in, text_of, together
+from fasttrain.checkpoint.staging import Staging
+from fasttrain.checkpoint.state import captured, scale_of
+from fasttrain.checkpoint.writer import write
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A checkpoint was published."""
+
+    step: int
+    path: Path
+    seconds: float  # from the call to the publication
+    bytes: int
+    trouble: str  # why an old checkpoint could not be deleted; empty: none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """A save came to nothing; every checkpoint that there was is still there."""
+
+    step: int
+    error: str  # names the ranks and what happened to them
+
+
+Outcome = Saved | Failed
+
+
+class Checkpoints:
+    """The checkpoints of a running run. All ranks call every method alike, except poll.
+
+    A directory has one Checkpoints at a time: the caller sees to it that no other process trains the same run, because
+    what looks like the leftovers of a killed one is deleted here.
+    """
+
+    def __init__(self, directory: Path, settings: config.Checkpoint, *, group: dist.ProcessGroup) -> None:
+        self.stalled = 0.0  # seconds that training has waited for a former save
+        self._directory, self._settings, self._group = directory, settings, group
+        self._staging = Staging()
+        self._thread = ThreadPoolExecutor(1, "checkpoint")  # not a daemon: a process that ends first finishes its save
+        self._running: Future[None] | None = None
+        self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        on_first(group, self._prepare_directory)
+
+    def save(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+        *,
+        step: int,  # steps done
+        facts: dict[str, Any],  # whatever JSON can say; rank 0's are saved
+        loss: float | None,  # of validation at this step
+    ) -> None:
+        """Save the state as it is at this moment. Errors of writing are an outcome; poll for it."""
+        start = time.monotonic()
+        self.wait()
+        self.stalled += time.monotonic() - start
+        content = Checkpoint(
+            path=self._directory,
+            step=step,
+            loss=loss,
+            optimizer=type(optimizer).__name__,
+            scaler=scale_of(scaler),
+            facts=json.loads(json.dumps(facts)),  # as they are now; what JSON cannot say is an error here
+            files=(),
+        )
+        state = _attempt(lambda: self._capture(model, optimizer))
+        if self._settings.background:
+            self._running = self._thread.submit(self._save, content, state, start)
+        else:
+            self._save(content, state, start)
+
+    def poll(self) -> list[Outcome]:
+        """What has become of saves since the last call. Ranks may be told at different steps, a moment apart."""
+        outcomes = []
+        while not self._outcomes.empty():
+            outcomes.append(self._outcomes.get())
+        return outcomes
+
+    def wait(self) -> None:
+        """Until no save is running: the group may then be used for newest_sound, restore and set_aside."""
+        if self._running:
+            self._running.result()
+        self._running = None
+
+    def close(self) -> list[Outcome]:
+        """Wait for the last save; what poll has not told yet."""
+        self.wait()
+        self._thread.shutdown()
+        self._staging = Staging()
+        return self.poll()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _prepare_directory(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        retention.clear_leftovers(self._directory)
+
+    def _capture(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        state = captured(model, optimizer)
+        return self._staging.copy(state) if self._settings.background else state
+
+    def _save(self, content: Checkpoint, state: dict[str, Tensor] | Exception, start: float) -> None:
+        """In the thread. Whatever happens becomes an outcome."""
+        partial: Path | None = None
+        try:
+            # A rank without a state says so now, before the others wait for its share of the writing
+            together(self._group, lambda: _check_captured(state))
+            assert isinstance(state, dict)
+            partial = on_first(self._group, lambda: self._new_directory(content.step))
+            written = together(self._group, lambda: write(state, partial, self._group))
+            files = tuple(file for theirs in written for file in theirs)
+            content = replace(content, path=partial, files=files)
+            path, trouble = on_first(self._group, lambda: self._publish(content))
+        except BaseException as error:  # nobody looks at an exception in a thread
+            if partial and rank_in(self._group) == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+            text = str(error) if isinstance(error, RanksFailed) else text_of(error)
+            self._outcomes.put(Failed(step=content.step, error=text))
+            return
+        seconds = time.monotonic() - start
+        self._outcomes.put(Saved(step=content.step, path=path, seconds=seconds, bytes=content.bytes, trouble=trouble))
+
+    def _new_directory(self, step: int) -> Path:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        partial = retention.hidden(self._directory / f"step-{step:08}", retention.PARTIAL)
+        partial.mkdir()
+        return partial
+
+    def _publish(self, content: Checkpoint) -> tuple[Path, str]:
+        """On rank 0. The rename is the moment from which the checkpoint exists."""
+        _check_presence(content.path, content.files)
+        content.write()
+        sync(content.path)
+        path = self._directory / directory_name(content.step, published(self._directory))
+        os.rename(content.path, path)
+        sync(self._directory)
+        return path, self._prune(path)
+
+    def _prune(self, newest: Path) -> str:
+        """What went wrong; the new checkpoint is published all the same."""
+        checkpoints = list_checkpoints(self._directory)
+        checkpoints.sort(key=lambda checkpoint: checkpoint.path == newest)  # stable: the others stay by step
+        if not checkpoints or checkpoints[-1].path != newest:
+            return f"{newest} cannot be read again, so nothing was deleted"
+        troubles = []
+        for checkpoint in retention.expendable(checkpoints, self._settings):
+            try:
+                retention.delete(checkpoint.path)
+            except OSError as error:
+                troubles.append(f"{checkpoint.path} could not be deleted ({text_of(error)})")
+        return "; ".join(troubles)
+
+
+def _attempt(work: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor] | Exception:
+    """The result, or the error: a rank that cannot copy its state has to tell the others, in the thread."""
+    try:
+        return work()
+    except Exception as error:
+        return error
+
+
+def _check_captured(state: dict[str, Tensor] | Exception) -> None:
+    if isinstance(state, Exception):
+        raise state
+
+
+def _check_presence(directory: Path, files: tuple[File, ...]) -> None:
+    for file in files:
+        if not (directory / file.name).exists():
+            raise FileNotFoundError(
+                f"{directory / file.name} was written by another rank, and rank 0 does not see it; a run's directory "
+                "has to be on a file system that all nodes share"
+            )

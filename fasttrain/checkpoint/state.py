@@ -1,0 +1,164 @@
+"""What a checkpoint holds of a run: weights, the optimizer's averages and counts, and the loss scale of fp16.
+
+Tensors are named as in the model, `model.blocks.0.qkv.weight` and `optimizer.blocks.0.qkv.weight.exp_avg`, and DTensors
+know their place in the whole, so that any number of ranks can read what any other number wrote. Not here are
+
+- learning rates and other settings: they come from the configuration of the run, anew at every step;
+- random state and the position in the data: functions of seed, step and rank.
+
+torch's get_optimizer_state_dict is not used. Asked about an optimizer that has no state yet (all its steps so far were
+skipped for an infinite gradient, say), it takes a step to get one: from then on AdamW counts one step too many, only
+because somebody saved. And what it restores includes the settings.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+from fasttrain.checkpoint.published import Checkpoint
+from fasttrain.checkpoint.ranks import RanksFailed, together
+
+_SCALE = ("scale", "_growth_tracker")  # of a scaler's state dict; the rest of it are settings
+_SHOWN = 3  # names in an error
+
+
+def captured(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The tensors of a run by name: its own ones, no copies."""
+    state = _weights(model)
+    for name, parameter in _parameters(model).items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            assert isinstance(value, Tensor), f"{type(optimizer).__name__}: {key} of {name} is a {type(value).__name__}"
+            state[f"optimizer.{name}.{key}"] = value
+    return state
+
+
+def scale_of(scaler: torch.amp.GradScaler) -> dict[str, float]:
+    """Empty without fp16."""
+    state = scaler.state_dict()
+    return {key: state[key] for key in _SCALE if key in state}
+
+
+def restore(
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,  # None: only weights are wanted
+    scaler: torch.amp.GradScaler | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,  # None: of this process alone
+) -> dict[str, Any]:
+    """Give model, optimizer and scaler the state that was saved; the facts that were saved with it.
+
+    All ranks of `group` call it. Checksums are not looked at again: newest_sound or checkpoint.verify have done that.
+    """
+    _check_optimizer(checkpoint, optimizer)
+    saved = _saved_tensors(checkpoint.path)
+    weights = _weights(model)
+    _check_model(checkpoint, {name: tensor.shape for name, tensor in weights.items()}, saved)
+    averages = {} if optimizer is None else _empty_averages(_parameters(model), saved)
+    _load(checkpoint, weights | averages, group)  # weights are the model's own: they are in place
+    if optimizer is not None:
+        _set_averages(optimizer, _parameters(model), averages)
+    if scaler is not None and scaler.is_enabled() and checkpoint.scaler:
+        scaler.load_state_dict(scaler.state_dict() | checkpoint.scaler)
+    return checkpoint.facts
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    return {f"model.{name}": tensor for name, tensor in get_model_state_dict(model).items()}  # type: ignore[misc]
+
+
+def _parameters(model: nn.Module) -> dict[str, Tensor]:
+    """By the names that get_model_state_dict uses: without those of wrappers that recompute or compile."""
+    wrappers = ("_checkpoint_wrapped_module", "_orig_mod")
+    return {
+        ".".join(part for part in name.split(".") if part not in wrappers): parameter
+        for name, parameter in model.named_parameters()
+    }
+
+
+def _saved_tensors(path: Path) -> dict[str, TensorStorageMetadata]:
+    return dcp.FileSystemReader(path).read_metadata().state_dict_metadata  # type: ignore[return-value]
+
+
+def _empty_averages(parameters: dict[str, Tensor], saved: dict[str, TensorStorageMetadata]) -> dict[str, Tensor]:
+    """A tensor for each that was saved of the optimizer, sharded as its parameter is; counts of steps are whole."""
+    empty = {}
+    for full_name, tensor in saved.items():
+        kind, _, rest = full_name.partition(".")
+        if kind == "optimizer":
+            parameter, dtype = parameters[rest.rpartition(".")[0]], tensor.properties.dtype
+            alike = tensor.size == parameter.shape
+            empty[full_name] = (
+                torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+                if alike
+                else torch.empty(tensor.size, dtype=dtype)
+            )
+    return empty
+
+
+def _load(checkpoint: Checkpoint, state: dict[str, Any], group: dist.ProcessGroup | None) -> None:
+    def load() -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it should be without a group
+            dcp.load(state, checkpoint_id=checkpoint.path, process_group=group, no_dist=group is None)
+
+    try:
+        together(group, load)
+    except RanksFailed as error:
+        raise RuntimeError(
+            f"checkpoint: {checkpoint.path} could not be loaded ({error}); verify it, or resume from an earlier one"
+        ) from None
+
+
+def _set_averages(optimizer: torch.optim.Optimizer, parameters: dict[str, Tensor], averages: dict[str, Tensor]) -> None:
+    """Through load_state_dict, which knows on what device a count of steps belongs; settings stay as they are."""
+    state = optimizer.state_dict()
+    names = {parameter: name for name, parameter in parameters.items()}
+    numbers = {
+        names[parameter]: number
+        for group, numbered in zip(optimizer.param_groups, state["param_groups"], strict=True)
+        for parameter, number in zip(group["params"], numbered["params"], strict=True)
+    }
+    state["state"] = {}
+    for full_name, tensor in averages.items():
+        name, _, key = full_name.removeprefix("optimizer.").rpartition(".")
+        state["state"].setdefault(numbers[name], {})[key] = tensor
+    optimizer.load_state_dict(state)
+
+
+def _check_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer | None) -> None:
+    if optimizer is not None and type(optimizer).__name__ != checkpoint.optimizer:
+        raise ValueError(
+            f"checkpoint: {checkpoint.path} was saved with {checkpoint.optimizer}, whose averages "
+            f"{type(optimizer).__name__} cannot use; resume with the optim.kind of the run"
+        )
+
+
+def _check_model(
+    checkpoint: Checkpoint, shapes: dict[str, torch.Size], saved: dict[str, TensorStorageMetadata]
+) -> None:
+    found = {name: tensor.size for name, tensor in saved.items() if name.startswith("model.")}
+    differences = [
+        f"{name.removeprefix('model.')} is {_shape(found.get(name))} there and {_shape(shapes.get(name))} in the model"
+        for name in (found | shapes)
+        if found.get(name) != shapes.get(name)
+    ]
+    if differences:
+        more = f" and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+        raise ValueError(
+            f"checkpoint: {checkpoint.path} is of another model: {', '.join(differences[:_SHOWN])}{more}; "
+            "use the model section of the run that saved it"
+        )
+
+
+def _shape(size: torch.Size | None) -> str:
+    return "absent" if size is None else str(tuple(size))

@@ -1,0 +1,75 @@
+"""Writing: torch's distributed checkpoint into a new directory, through files that know their checksums.
+
+DCP by itself syncs its metadata before they have left Python's buffer, and never reads back what it wrote.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.metadata import Metadata
+
+from fasttrain.checkpoint.files import File, NewFile
+from fasttrain.checkpoint.ranks import Reason, text_of
+
+
+def write(state: dict[str, Tensor], directory: Path, group: dist.ProcessGroup) -> list[File]:
+    """Write this rank's share of a state; the files that it wrote, compared with what is on the disk."""
+    writer = _Writer(directory)
+    dcp.save(dict(state), storage_writer=writer, process_group=group)
+    files = list(writer.files.written.values())
+    for file in files:
+        file.check(directory)
+    return files
+
+
+class _Files(FileSystem):
+    """DCP's view of the file system; remembers what has been written."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, File] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[Any]:
+        path = Path(path)
+        with NewFile(path) as stream:
+            yield stream
+        self.written[path.name] = stream.record(path.name)
+
+    def rename(self, path: str | os.PathLike, new_path: str | os.PathLike) -> None:
+        super().rename(path, new_path)
+        former, name = self.written.pop(Path(path).name), Path(new_path).name
+        self.written[name] = File(name=name, size=former.size, sha256=former.sha256)
+
+
+class _Writer(dcp.FileSystemWriter):
+    def __init__(self, directory: Path) -> None:
+        # Files sync themselves. Nothing to copy ahead: the state is in host memory, and a writer that looks for more
+        # waits for the GPU's stream, that is, for training.
+        super().__init__(directory, sync_files=False, per_thread_copy_ahead=0, overwrite=False)
+        self.files = self.fs = _Files()
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        with _plain_errors():
+            return super().write_data(plan, planner)
+
+    def finish(self, metadata: Metadata, results: Any) -> None:
+        with _plain_errors():
+            super().finish(metadata, results)
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """DCP sends a rank's error to the others by pickling it; one that does not pickle would leave them waiting."""
+    try:
+        yield
+    except BaseException as error:
+        raise Reason(text_of(error)) from None
