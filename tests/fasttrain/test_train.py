@@ -16,15 +16,20 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch._inductor.exc import InvalidCxxCompiler
 
 import fasttrain.model
 import fasttrain.train
 import fasttrain_kernels
 from fasttrain.checkpoint import list_checkpoints
+from fasttrain.config import Model, Parallel
 from fasttrain.data import open_dataset
 from fasttrain.data.order import samples_of_run
 from fasttrain.metrics import read_metrics, read_validations
+from fasttrain.model import Decoder
+from fasttrain.parallel import distribute
 from fasttrain.process import alone_in
+from fasttrain.runtime import start
 from fasttrain.train import Run, main
 from tests.ranks import run_ranks
 
@@ -139,8 +144,8 @@ def test_fused_ops_and_their_references_give_the_same_curve(tmp_path):
 # Killed and resumed
 
 
-def killed(run: Path, step: int, *options: Any, world: int = 1) -> None:
-    """A run that is killed, without warning, at some moment after `step`."""
+def interrupted(number: signal.Signals, run: Path, step: int, *options: Any, world: int = 1) -> int:
+    """The exit code of a run that gets a signal at some moment after `step`."""
     launcher = [] if world == 1 else ["torch.distributed.run", "--standalone", f"--nproc-per-node={world}", "-m"]
     argv = [sys.executable, "-m", *launcher, "fasttrain.train", *command(run, *options)]
     environment = dict(os.environ, OMP_NUM_THREADS="1")
@@ -150,8 +155,9 @@ def killed(run: Path, step: int, *options: Any, world: int = 1) -> None:
         assert process.poll() is None, process.communicate()[1].decode()[-2000:]
         assert time.monotonic() < deadline, f"step {step} was not reached"
         time.sleep(0.01)
-    process.kill()
-    process.communicate()
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    return process.returncode
 
 
 @pytest.mark.parametrize(
@@ -164,7 +170,7 @@ def killed(run: Path, step: int, *options: Any, world: int = 1) -> None:
 )
 def test_a_killed_run_goes_on_bitwise_as_if_it_had_not_been(tmp_path, world, options):
     long = [*options, "--batch.steps", 24, "--checkpoint.every", 2, "--validation.every", 0]
-    killed(tmp_path / "killed", 5, *long, world=world)
+    interrupted(signal.SIGKILL, tmp_path / "killed", 5, *long, world=world)
     steps = [c.step for c in list_checkpoints(tmp_path / "killed" / "checkpoints")]
     assert steps
     assert steps[-1] < 24
@@ -190,7 +196,7 @@ def test_two_ranks_go_on_as_one_and_as_four(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, number):
-    run, options = tmp_path / "run", ["--batch.steps", 40, "--checkpoint.every", 0, "--validation.every", 0]
+    run, options = tmp_path / "run", ["--batch.steps", 12, "--checkpoint.every", 0, "--validation.every", 0]
     ask = patch.object(
         fasttrain.train, "seed_step", lambda seed, step, rank: step == 5 and os.kill(os.getpid(), number)
     )
@@ -200,6 +206,15 @@ def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, number):
     assert 5 <= saved <= 8
     assert events(run, "signal")[0]["step"] == saved
     assert curve(train(run, *options)) == curve(train(tmp_path / "whole", *options))
+
+
+def test_torchrun_passes_on_that_it_is_to_stop(tmp_path):
+    run = tmp_path / "run"
+    endless = ["--batch.steps", 100_000, "--parallel.compile", "off", "--checkpoint.every", 0, "--validation.every", 0]
+    code = interrupted(signal.SIGTERM, run, 3, *endless, world=2)
+    assert code != 0  # of torchrun, which gives its own
+    saved = list_checkpoints(run / "checkpoints")[-1].step
+    assert events(run, "signal")[0]["step"] == saved == read_metrics(run)[-1]["step"]
 
 
 def test_changed_settings_are_shown_and_recorded(tmp_path, capsys):
@@ -327,6 +342,71 @@ def test_low_precision_trains_too(tmp_path):
             losses = curve(train(tmp_path / f"{precision} {world}", "--parallel.precision", precision, world=world))
             assert losses == pytest.approx(exact, rel=2e-3), (precision, world)
             assert losses != exact
+
+
+def test_an_untied_head_is_sharded_with_the_embedding(tmp_path):
+    options = ["--model.tied_head", False, "--model.qk_norm", False]
+    alone, two = (train(tmp_path / f"{world}", *options, world=world) for world in (1, 2))
+    assert curve(two) == pytest.approx(curve(alone), rel=1e-5)
+    assert curve(two, "grad_norm") == pytest.approx(curve(alone, "grad_norm"), rel=1e-5)
+
+
+def test_recomputation_changes_memory_and_nothing_else(tmp_path):
+    exact = train(tmp_path / "none")
+    for recompute in ("selective", "full"):
+        again = train(tmp_path / recompute, "--parallel.recompute", recompute)
+        assert curve(again) == curve(exact)
+        assert curve(again, "grad_norm") == curve(exact, "grad_norm")
+    held = {recompute: activations(recompute) for recompute in ("none", "selective", "full")}
+    assert held["full"] < 0.3 * held["selective"]
+    assert held["selective"] < 0.8 * held["none"]
+
+
+def activations(recompute: str) -> int:
+    """Bytes that a model of four blocks holds between forward and backward."""
+    section = Parallel(recompute=recompute)
+    with start(section) as runtime:
+        model = Decoder(Model(layers=4, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=128), vocab=64, sequence=128)
+        model.init_weights(0)
+        distribute(model, section, runtime, compiled=False)
+        tokens = torch.randint(64, (4, 128))
+        with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
+            loss = model(tokens, tokens)
+        del loss
+    return sum(event.nbytes() for event in profile.kineto_results.events() if event.name() == "[memory]")
+
+
+@pytest.mark.parametrize("missing", ["compiler", "headers"])
+def test_without_a_compiler_a_run_is_eager_and_says_so(tmp_path, capsys, missing):
+    def none() -> str:
+        raise InvalidCxxCompiler
+
+    absent = (
+        patch("torch._inductor.cpp_builder.get_cpp_compiler", none)
+        if missing == "compiler"
+        else patch("sysconfig.get_path", lambda name: str(tmp_path))
+    )
+    with absent:
+        train(tmp_path / "run", "--batch.steps", 101, "--checkpoint.every", 0, "--validation.every", 0)
+        said = capsys.readouterr().out
+        assert "not compiled (there " in said
+        assert "C++ compiler" in said or "Python headers" in said
+        assert "parallel.compile is on, but there" in refused(capsys, tmp_path / "on", "--parallel.compile", "on")
+
+
+def test_two_ranks_compile_their_blocks_under_fsdp(tmp_path):
+    options = ["--batch.steps", 3, "--parallel.recompute", "selective", "--validation.every", 0]
+    eager = train(tmp_path / "eager", *options)
+    compiled = train(tmp_path / "compiled", *options, "--parallel.compile", "on", world=2)
+    assert curve(compiled) == pytest.approx(curve(eager), rel=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [[], ["--parallel.precision", "fp16"], ["--parallel.recompute", "selective"]])
+def test_a_gpu_trains_as_a_cpu_does(tmp_path, options):
+    cpu = train(tmp_path / "cpu", "--parallel.device", "cpu")
+    gpu = train(tmp_path / "gpu", "--parallel.device", "cuda", "--parallel.compile", "on", *options)
+    assert curve(gpu) == pytest.approx(curve(cpu), rel=5e-3)
 
 
 def test_a_compiled_run_never_compiles_again(tmp_path):
