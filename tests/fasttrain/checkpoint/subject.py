@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -22,6 +19,7 @@ from fasttrain.checkpoint import Checkpoint, Saved
 from fasttrain.checkpoint.saver import Checkpoints
 from fasttrain.model import Decoder
 from fasttrain.optim import make_optimizer, make_scaler
+from tests import ranks
 
 CPU = torch.device("cpu")
 TINY = config.Model(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, ffn=48, tied_head=False)
@@ -111,25 +109,12 @@ def gloo() -> dist.ProcessGroup:
     return group
 
 
-def run_ranks(worker: Callable[..., None], world: int, directory: Path, *args: Any, seconds: float = 60.0) -> None:
-    """worker(group, directory, *args) on every rank; an error of one, or no end in time, fails the test."""
-    mp.get_context("forkserver").set_forkserver_preload([__name__, "torch._dynamo"])
-    store = directory / f"store-{time.monotonic_ns()}"
-    context = mp.start_processes(
-        _rank, (worker, world, store, directory, *args), nprocs=world, join=False, start_method="forkserver"
-    )
-    deadline = time.monotonic() + seconds
-    while not context.join(timeout=max(deadline - time.monotonic(), 0.1)):
-        if time.monotonic() > deadline:
-            for process in context.processes:
-                process.kill()
-            pytest.fail(f"{world} ranks did not finish within {seconds:g} s")
+def run_ranks(worker: Callable[..., None], world: int, directory: Path, *args: Any) -> None:
+    """worker(group, directory, *args) on every rank."""
+    ranks.run_ranks(_rank, world, worker, directory, *args, seconds=60)
 
 
-def _rank(rank: int, worker: Callable[..., None], world: int, store: Path, directory: Path, *args: Any) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
-    )
+def _rank(worker: Callable[..., None], directory: Path, *args: Any) -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     worker(gloo(), directory, *args)
     dist.destroy_process_group()
