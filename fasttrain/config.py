@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+import textwrap
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -333,8 +334,15 @@ def summary(config: Config) -> list[str]:
     table = _plain(dataclasses.asdict(config))
     sections = {"run": {key: value for key, value in table.items() if not isinstance(value, Mapping)}}
     sections |= {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    layout: dict[str, Any] = {
+        "width": 100,
+        "subsequent_indent": " " * 11,
+        "break_long_words": False,
+        "break_on_hyphens": False,
+    }
     return [
-        f"{name:<11}" + " ".join(f"{key}={value}" for key, value in items.items()) for name, items in sections.items()
+        textwrap.fill(f"{name:<11}" + " ".join(f"{key}={value}" for key, value in items.items()), **layout)
+        for name, items in sections.items()
     ]
 
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fasttrain import config
+from fasttrain.allocator import keep_freed_memory
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -58,6 +59,8 @@ def start(parallel: config.Parallel) -> Iterator[Runtime]:
     timeout = timedelta(seconds=parallel.timeout)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    else:
+        keep_freed_memory()
     if "RANK" in os.environ:
         _end_with_parent()
         dist.init_process_group(

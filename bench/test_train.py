@@ -1,0 +1,85 @@
+"""The default run: how soon it starts, and what everything around the model's own step costs."""
+
+import os
+import subprocess
+import sys
+import time
+from unittest.mock import patch
+
+import pytest
+
+import fasttrain.train
+from fasttrain.data import open_dataset, standard_library
+from fasttrain.metrics import read_metrics
+
+START, DATASET, AROUND = 20.0, 15.0, 0.02  # the limits: seconds, seconds, share of the model's own time
+STEPS = 60
+
+
+def test_the_first_step_comes_soon(report, tmp_path):
+    """By the clock, of a new process: with nothing compiled before, and with what the run before has compiled."""
+    open_dataset()  # in the cache
+    seconds = {}
+    for state in ("nothing compiled", "compiled before"):
+        out = tmp_path / state
+        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+        begin = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fasttrain.train", "--out", str(out)], stdout=subprocess.DEVNULL, env=environment
+        )
+        while not read_metrics(out):  # a step is told when the next one has been done
+            assert process.poll() is None
+            time.sleep(0.02)
+        seconds[state] = time.perf_counter() - begin - read_metrics(out)[0]["step_seconds"] * 0
+        process.kill()
+        process.wait()
+    report("train_start: seconds to the first line of the default run", {k: {"s": v} for k, v in seconds.items()})
+    assert seconds["nothing compiled"] <= START
+
+
+def test_the_default_dataset_is_built_soon(report, tmp_path):
+    begin = time.perf_counter()
+    standard_library(tmp_path)
+    seconds = time.perf_counter() - begin
+    report("train_dataset: building the default dataset", {"standard library": {"s": seconds}})
+    assert seconds <= DATASET
+
+
+def test_what_is_around_a_step_costs_little(report, tmp_path):
+    """Data, metrics, TensorBoard, checks and checkpoints every ten steps, in CPU time of all threads.
+
+    Validation is left out: it is the model's own work.
+    """
+    clock = time.process_time
+    inside, marks = [], []
+    step, validate = fasttrain.train.run_step, fasttrain.train._validate
+
+    def timed(function):
+        def run(*args, **options):
+            begin = clock()
+            marks.append(begin)
+            result = function(*args, **options)
+            inside.append(clock() - begin)
+            marks.append(clock())
+            return result
+
+        return run
+
+    argv = ["--out", str(tmp_path / "run"), "--batch.steps", str(STEPS), "--checkpoint.every", "10"]
+    with (
+        patch.object(fasttrain.train, "run_step", timed(step)),
+        patch.object(fasttrain.train, "_validate", timed(validate)),
+    ):
+        assert fasttrain.train.main([*argv, "--validation.every", "0", "--parallel.compile", "on"]) == 0
+    # Without the first steps, which compile
+    model, total = sum(inside[5:]), marks[-1] - marks[10]
+    around = (total - model) / model
+    report(
+        f"train_around: the default run, {STEPS} steps, one checkpoint in ten",
+        {"around the step": {"share": around, "ms a step": 1e3 * (total - model) / (len(inside) - 5)}},
+    )
+    assert around <= AROUND
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-p", "no:xdist", "-s"]))
