@@ -118,6 +118,20 @@ LAYOUTS: dict[str, tuple[int, list[Any]]] = {
 }
 
 
+def test_waiting_for_data_is_measured(tmp_path):
+    read = Run.read
+
+    def slow(self: Run, step: int) -> Any:
+        time.sleep(0.1)
+        return read(self, step)
+
+    with patch.object(Run, "read", slow):
+        metrics = train(tmp_path / "run", "--data.prefetch", 0)
+    assert min(curve(metrics, "data_wait")) >= 0.1
+    assert min(curve(metrics, "time/data")) >= 0.1
+    assert max(curve(train(tmp_path / "fast"), "data_wait")[1:]) < 0.1
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_ranks_micro_batches_and_sharding_do_not_change_the_curve(tmp_path, optimizer):
     """FSDP on 2 and 4 ranks, HSDP, and every way to accumulate, against one process with one micro-batch."""
