@@ -1,0 +1,119 @@
+"""Contenders take turns, each in a process of its own, so that none changes how another's memory is allocated.
+
+One process works at a time, on one thread. It reports its own CPU time, which a busy machine disturbs least, and only
+ratios within one turn are compared. A turn begins with another contender each time.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from bench import contenders
+
+WARM_UP = 3  # steps: compilation, optimizer state, the heap's final size
+
+
+class Turns:
+    def __init__(self, pipes: dict[str, Connection]) -> None:
+        self._pipes = pipes
+        self.seconds: dict[str, list[float]] = {name: [] for name in pipes}
+        self.losses = {name: [self.ask(name, "step")[1] for _ in range(WARM_UP)] for name in pipes}
+
+    def ask(self, name: str, what: str) -> Any:
+        self._pipes[name].send(what)
+        return self._pipes[name].recv()
+
+    def take(self, rounds: int) -> None:
+        names = list(self._pipes)
+        for turn in range(rounds):
+            first = turn % len(names)
+            for name in names[first:] + names[:first]:
+                seconds, loss = self.ask(name, "step")
+                self.seconds[name].append(seconds)
+                self.losses[name].append(loss)
+
+    def speed(self, name: str, against: str) -> dict[str, float]:
+        """How often a step of `name` fits into one of `against`: the median of all turns, the least and the most."""
+        ratios = [b / a for a, b in zip(self.seconds[name], self.seconds[against], strict=True)]
+        return {f"x {against}": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+
+
+@contextmanager
+def turns(names: Iterable[str], vocab: int) -> Iterator[Turns]:
+    spawn = multiprocessing.get_context("spawn")
+    pipes, processes = {}, []
+    for name in names:
+        pipes[name], end = spawn.Pipe()
+        processes.append(spawn.Process(target=_serve, args=(end, name, vocab), daemon=True))
+        processes[-1].start()
+    try:
+        yield Turns(pipes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _serve(pipe: Connection, name: str, vocab: int) -> None:
+    torch.set_num_threads(1)
+    step = contenders.CONTENDERS[name](vocab)
+    answers = {"step": _timed, "memory": _peak, "parts": _parts}
+    while True:
+        pipe.send(answers[pipe.recv()](step))
+
+
+def _timed(step: contenders.Step) -> tuple[float, float]:
+    start = time.process_time()
+    loss = step()
+    return time.process_time() - start, loss
+
+
+def _peak(step: contenders.Step) -> int:
+    """Bytes beyond what stays after a step: weights, gradients (which the next step frees) and optimizer state."""
+    with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
+        step()  # its gradients are freed by the next: the profiler misses what is freed but was not allocated before it
+        begin = time.time_ns()
+        step()
+    events = [(e.start_ns(), e.nbytes()) for e in profile.kineto_results.events() if e.name() == "[memory]"]
+    held = highest = 0
+    for _, size in sorted(e for e in events if e[0] >= begin):
+        held += size
+        highest = max(highest, held)
+    return highest
+
+
+_PARTS = {  # by what the name of an event, or else of the nearest event around it, contains
+    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm"),
+    "attention": ("scaled_dot_product",),
+    "cross-entropy": ("linear_cross_entropy",),
+    "fused elementwise": ("CompiledFxGraph",),
+    "optimizer": ("Optimizer.step",),
+    "clip": ("clip",),
+}
+
+
+def _parts(step: contenders.Step) -> dict[str, float]:
+    """Shares of a step's time."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        step()
+    spent = dict.fromkeys([*_PARTS, "everything else"], 0.0)
+    for event in profile.events():
+        spent[_part(event)] += event.self_cpu_time_total
+    return {part: microseconds / sum(spent.values()) for part, microseconds in spent.items()}
+
+
+def _part(event: Any) -> str:
+    while event is not None:
+        for part, names in _PARTS.items():
+            if any(name in event.name for name in names):
+                return part
+        event = event.cpu_parent
+    return "everything else"
