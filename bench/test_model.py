@@ -14,9 +14,11 @@ from bench.turns import turns
 
 ROUNDS = {8_192: 7, 50_304: 4}
 RIVALS = ("fasttrain", "plain, compiled", "Transformers")
-LEAST_SPEED = {"floor": 0.90, "plain, compiled": 1.10, "Transformers": 1.15}
+TARGET = {"floor": 0.90, "plain, compiled": 1.10, "Transformers": 1.15}
+# What is asserted. At the smaller vocabulary the targets are not safely reached (docs/log.md, "the training step on
+# CPU", says by how much and what was tried): there it is what every run has shown, so that a regression fails.
+LEAST_SPEED = {8_192: {"floor": 0.85, "plain, compiled": 1.05, "Transformers": 1.07}, 50_304: TARGET}
 MOST_MEMORY = 0.50  # of plain's, at the larger vocabulary
-SHORT_OF_TARGET = (8_192,)  # docs/log.md, "the training step on CPU": by how much, and what was tried
 
 
 @pytest.mark.parametrize("vocab", ROUNDS)
@@ -25,11 +27,11 @@ def test_step(report, vocab):
         race.take(ROUNDS[vocab])
         _assert_equal_losses(race)
         size = f"{BATCH} x {SEQUENCE} tokens, hidden {MODEL.hidden}, vocabulary {vocab}, float32, CPU"
-        speeds = {rival: race.speed("fasttrain", rival) for rival in LEAST_SPEED}
+        speeds = {rival: race.speed("fasttrain", rival) for rival in TARGET}
         report(
             f"step_time_{vocab}: {size}",
             {name: {"CPU s": statistics.median(seconds)} for name, seconds in race.seconds.items()}
-            | {f"fasttrain {rival}": row for rival, row in speeds.items()},
+            | {f"fasttrain {rival}": row | {"target": TARGET[rival]} for rival, row in speeds.items()},
         )
         memory = {name: race.ask(name, "memory") for name in RIVALS}
         shares = {name: bytes_ / memory["plain, compiled"] for name, bytes_ in memory.items()}
@@ -38,10 +40,8 @@ def test_step(report, vocab):
             {name: {"MB": memory[name] / 1e6, "of plain": shares[name]} for name in RIVALS},
         )
         report(f"step_parts_{vocab}: where its time goes", {"fasttrain": race.ask("fasttrain", "parts")})
-    slow = [f"{rival}: {speeds[rival]}" for rival, least in LEAST_SPEED.items() if speeds[rival][f"x {rival}"] < least]
-    if slow and vocab in SHORT_OF_TARGET:
-        pytest.xfail(f"vocabulary {vocab}, still below {LEAST_SPEED}: {slow}")
-    assert not slow
+    for rival, least in LEAST_SPEED[vocab].items():
+        assert speeds[rival][f"x {rival}"] >= least, rival
     if vocab == max(ROUNDS):
         assert shares["fasttrain"] <= MOST_MEMORY
 
