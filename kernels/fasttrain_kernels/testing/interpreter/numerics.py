@@ -209,11 +209,14 @@ class Builder(stock.InterpreterBuilder):
         if a.data.dtype.kind in "iu":
             product = np.matmul(a.data, b.data, dtype=dtype)
             return Tile(product + accumulator.data, accumulator.dtype.scalar)
-        wide = np.float64 if a.data.dtype == np.float64 else np.float32
-        left, right = a.data.astype(wide, copy=False), b.data.astype(wide, copy=False)
-        if self.tf32 and input_precision == ir.INPUT_PRECISION.TF32 and a.data.dtype == np.float32:
-            left, right = _round_to_tf32(left), _round_to_tf32(right)
-        result = np.matmul(left, right) + accumulator.data
+        left, right = a.data, b.data
+        on_cuda_cores = left.dtype == np.float32
+        if self.tf32 and input_precision == ir.INPUT_PRECISION.TF32 and on_cuda_cores:
+            left, right, on_cuda_cores = _round_to_tf32(left), _round_to_tf32(right), False
+        if left.dtype == np.float64:
+            result = np.matmul(left, right) + accumulator.data
+        else:  # a chain of fused multiply-adds, or matrix instructions of 16 terms
+            result = _sum_of_products(left, right, accumulator.data, 1 if on_cuda_cores else 16)
         return Tile(result.astype(dtype, copy=False), accumulator.dtype.scalar)
 
     # Shapes, and pointer arithmetic: the origin of a pointer stays with it.
@@ -305,3 +308,18 @@ def _padding(pointers: Tile, padding: object) -> Tile | None:
 def _round_to_tf32(x: np.ndarray) -> np.ndarray:
     bits = np.ascontiguousarray(x).view(np.uint32)
     return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def _sum_of_products(a: np.ndarray, b: np.ndarray, accumulator: np.ndarray, step: int) -> np.ndarray:
+    """accumulator + a @ b in float32, rounded after every `step` terms, in their order.
+
+    numpy's own product depends on its shape and on which operand is transposed. On a GPU it does not, and kernels may
+    rely on it: recompute a product in backward, and subtract what forward made of it.
+    """
+    total = accumulator.astype(np.float32)
+    a, b = a.astype(np.float64), b.astype(np.float64)  # products of two float32 are exact in it
+    combine = np.multiply if step == 1 else np.matmul
+    for k in range(0, a.shape[-1], step):
+        terms = combine(a[..., k : k + step], b[..., k : k + step, :])
+        np.add(total, terms, out=total, casting="same_kind")
+    return total

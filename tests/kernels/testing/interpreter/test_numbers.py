@@ -78,6 +78,17 @@ def test_float32_products_are_tf32_unless_they_ask_for_ieee():
     assert error("tf32", tf32=False) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_does_not_depend_on_which_operand_is_transposed(dtype):
+    """Kernels recompute a product in backward and subtract what forward made of it."""
+    a, b = (torch.randn(32, 64).to(dtype) for _ in range(2))
+    products = torch.empty(2, 32, 32)
+    with interpret():
+        dot_kernel[(1,)](a, b.T.contiguous(), products[0], K=64, PRECISION="ieee")
+        dot_kernel[(1,)](b, a.T.contiguous(), products[1], K=64, PRECISION="ieee")
+    assert torch.equal(products[0, :16, :16], products[1, :16, :16].T)  # the kernel computes 16 rows
+
+
 def test_a_product_smaller_than_tensor_cores_take_is_an_error():
     a, b, c = torch.randn(16, 8), torch.randn(8, 32), torch.empty(16, 32)
     with interpret(), pytest.raises(KernelError, match="K >= 16"):
