@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fasttrain_kernels._checks import wide
 from fasttrain_kernels.attention.intervals import key_intervals
-from fasttrain_kernels.attention.layout import Problem
+from fasttrain_kernels.attention.layout import Problem, empty_statistics
 
 _LOG2E = math.log2(math.e)
 _BLOCK = 128  # rows of queries: large enough for a matrix product to run at full speed
@@ -48,27 +48,43 @@ def _by_group(x: Tensor, rows: slice, num_kv_heads: int) -> Tensor:  # (B, T, H,
     return block.permute(0, 2, 3, 1, 4).reshape(B, num_kv_heads, -1, D)
 
 
+def _by_row(stats: Tensor, problem: Problem) -> Tensor:  # (S, H, B * T_q) -> (S, H, B, T_q)
+    return stats.view(stats.shape[0], problem.num_heads, problem.batch, problem.num_queries)
+
+
 def _ungroup(x: Tensor, num_heads: int) -> Tensor:  # (B, Hkv, G * R, D) -> (B, R, H, D)
     return x.reshape(x.shape[0], num_heads, -1, x.shape[-1]).transpose(1, 2)
 
 
-def _logits(
+def _scores(
     query: Tensor,  # (B, Hkv, G * R, D)
     key: Tensor,  # (B, Hkv, N, D)
     visible: Tensor | None,  # (R, N)
     problem: Problem,
 ) -> tuple[Tensor, Tensor | None]:  # (B, Hkv, G * R, N), and tanh with a softcap
-    """Logits in units of ln 2, as lse."""
-    scores = query @ key.transpose(-1, -2)
-    tanh = None
+    """q.k or tanh, times a factor for 16 bits: x of exponentials.py."""
+    scores, tanh = query @ key.transpose(-1, -2), None
     if problem.softcap:
-        tanh = torch.tanh(scores.mul_(problem.scale / problem.softcap))
-        scores = tanh * (problem.softcap * _LOG2E)
-    else:
-        scores.mul_(problem.scale * _LOG2E)
+        tanh = torch.tanh(scores.mul_(problem.scale).div_(problem.softcap))
+        scores = tanh.clone()
+    if not problem.exact:
+        scores.mul_(_factor(problem))
     if visible is not None:
         scores.masked_fill_(~visible.repeat(problem.group, 1), -torch.inf)
     return scores, tanh
+
+
+def _exponentials(
+    scores: Tensor,  # (B, Hkv, G * R, N): overwritten
+    pivot: Tensor,  # (B, Hkv, G * R, 1)
+    problem: Problem,
+) -> Tensor:  # (B, Hkv, G * R, N)
+    scores.sub_(pivot)
+    return (scores.mul_(_factor(problem)) if problem.exact else scores).exp2_()
+
+
+def _factor(problem: Problem) -> float:
+    return (problem.softcap or problem.scale) * _LOG2E
 
 
 def forward(
@@ -80,31 +96,29 @@ def forward(
     window: int | None,
     softcap: float | None,
     scale: float,
-) -> tuple[Tensor, Tensor]:  # (B, T_q, H, D), (H, B * T_q)
-    """out, and lse in units of ln 2, on the CPU."""
+) -> tuple[Tensor, Tensor]:  # (B, T_q, H, D), (S, H, B * T_q)
+    """out, and the statistics of its rows, on the CPU."""
     problem = Problem.of(q, k, cu_seqlens, causal, window, softcap, scale)
     out = torch.empty(q.shape, dtype=q.dtype)
-    lse = torch.empty(problem.num_heads, problem.batch, problem.num_queries, dtype=wide(q.new_empty(0)).dtype)
-    streamed = problem.stream(out)  # views of out and lse by stream position
+    stats = empty_statistics(q)
+    streamed, by_row = problem.stream(out), _by_row(stats, problem)
     q, k, v = problem.stream(q), problem.stream(k), problem.stream(v)
     for rows, keys, visible in _blocks(problem, causal, window):
-        logits, _ = _logits(_by_group(q, rows, problem.num_kv_heads), _by_head(k, keys), visible, problem)
+        scores, _ = _scores(_by_group(q, rows, problem.num_kv_heads), _by_head(k, keys), visible, problem)
         if keys.start == keys.stop:
-            streamed[:, rows], lse[:, :, rows] = 0.0, -torch.inf
+            streamed[:, rows], by_row[0, :, :, rows], by_row[1:, :, :, rows] = 0.0, torch.inf, 1.0
             continue
-        maximum = logits.amax(-1, keepdim=True)
-        weights = logits.sub_(_finite(maximum)).exp2_()
+        pivot = scores.amax(-1, keepdim=True)
+        # A query that sees nothing: exponentials relative to inf are 0, and so are theirs in backward.
+        pivot.masked_fill_(pivot == -torch.inf, torch.inf)
+        weights = _exponentials(scores, pivot, problem)
         total = weights.sum(-1, keepdim=True)
-        block = (weights @ _by_head(v, keys)).div_(
-            total.clamp_min(1e-30)
-        )  # no less than 1, but for queries without keys
-        streamed[:, rows] = _ungroup(block, problem.num_heads).to(out.dtype)
-        lse[:, :, rows] = _ungroup(maximum + total.log2(), problem.num_heads)[..., 0].permute(2, 0, 1)
-    return out, lse.reshape(problem.num_heads, -1)
-
-
-def _finite(x: Tensor) -> Tensor:
-    return x.masked_fill(x == -torch.inf, 0.0)  # a query that sees nothing: exp2(-inf - 0) is 0, not NaN
+        total.masked_fill_(total == 0, 1.0)
+        streamed[:, rows] = _ungroup((weights @ _by_head(v, keys)).div_(total), problem.num_heads).to(out.dtype)
+        saved = (pivot, 1 / total) if problem.exact else (pivot + total.log2(),)
+        for i, x in enumerate(saved):
+            by_row[i, :, :, rows] = _ungroup(x, problem.num_heads)[..., 0].permute(2, 0, 1)
+    return out, stats
 
 
 def backward(
@@ -113,7 +127,7 @@ def backward(
     k: Tensor,  # (B, T_k, Hkv, D)
     v: Tensor,  # (B, T_k, Hkv, D)
     out: Tensor,  # (B, T_q, H, D)
-    lse: Tensor,  # (H, B * T_q)
+    stats: Tensor,  # (S, H, B * T_q)
     cu_seqlens: Tensor | None,  # (num_docs + 1,)
     causal: bool,
     window: int | None,
@@ -128,19 +142,22 @@ def backward(
     heads, kv_heads = problem.num_heads, problem.num_kv_heads
     dq = torch.empty(q.shape if need_dq else (0,), dtype=q.dtype)
     shapes = (k.shape, v.shape)
-    dout, q, k, v, out = (problem.stream(x) for x in (dout, q, k, v, out))
-    dk, dv = (torch.zeros(x.shape, dtype=lse.dtype).transpose(1, 2) for x in (k, v))  # (B, Hkv, T_k, D)
-    lse_by_token = lse.reshape(heads, problem.batch, -1).permute(1, 2, 0)[..., None]  # (B, T_q, H, 1)
+    dout, q, k, v = (problem.stream(x) for x in (dout, q, k, v))
+    dk, dv = (torch.zeros(x.shape, dtype=stats.dtype).transpose(1, 2) for x in (k, v))  # (B, Hkv, T_k, D)
+    by_token = _by_row(stats, problem).permute(0, 2, 3, 1)[..., None]  # (S, B, T_q, H, 1)
     for rows, keys, visible in _blocks(problem, causal, window):
-        query, do, o, sums = (_by_group(x, rows, kv_heads) for x in (q, dout, out, lse_by_token))
+        query, do, pivot, *inverse = (_by_group(x, rows, kv_heads) for x in (q, dout, *by_token))
         key, value = _by_head(k, keys), _by_head(v, keys)
-        logits, tanh = _logits(query, key, visible, problem)
-        p = logits.sub_(_finite(sums)).exp2_()
+        scores, tanh = _scores(query, key, visible, problem)
+        p = _exponentials(scores, pivot, problem)
+        if inverse:
+            p.mul_(inverse[0])
         if need_dv:
             dv[:, :, keys] += p.transpose(-1, -2) @ do
         if not need_dq and not need_dk:
             continue
-        ds = (do @ value.transpose(-1, -2)).sub_((do * o).sum(-1, keepdim=True)).mul_(p)
+        dp = do @ value.transpose(-1, -2)
+        ds = dp.sub_((p * dp).sum(-1, keepdim=True)).mul_(p)
         if tanh is not None:
             ds.mul_(1 - tanh * tanh)
         if need_dk:

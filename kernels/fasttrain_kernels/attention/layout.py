@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import triton
 from torch import Tensor
 
@@ -15,6 +16,21 @@ _GREATEST_STRIDE = 2**23  # a tile of at most 256 rows then spans less than 2^31
 def addressable(x: Tensor) -> Tensor:  # (B, T, H, D)
     """x itself, if the elements of a head lie side by side and 32 bits reach across a tile; otherwise a copy."""
     return x if x.stride(3) == 1 and x.stride(1) < _GREATEST_STRIDE else x.contiguous()
+
+
+def is_exact(q: Tensor) -> bool:
+    return q.element_size() > 2
+
+
+def empty_statistics(q: Tensor) -> Tensor:  # (B, T, H, D) -> (S, H, B * T)
+    """Room for what backward needs of every row to recompute its probabilities: exp(x) * 2nd, or exp(x) alone.
+
+    float32: the pivot of its exponentials, and 1 / their sum
+    16 bits: the logarithm of the sum of exp(logit), in units of ln 2
+    """
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    B, T, H, _ = q.shape
+    return torch.empty(2 if is_exact(q) else 1, H, B * T, dtype=dtype, device=q.device)
 
 
 @dataclass(frozen=True)
@@ -31,6 +47,7 @@ class Problem:
     ahead: int
     scale: float
     softcap: float
+    exact: bool  # float32 (or more): see exponentials.py and `statistics`
     documents: Tensor | None  # (2, num_keys): start and end of each token's document
 
     @staticmethod
@@ -52,7 +69,7 @@ class Problem:
             documents = document_bounds(cu_seqlens, B * T_q)
             B, T_q, T_k = 1, B * T_q, B * T_k
         back, ahead = reach(causal, window)
-        return Problem(B, T_q, T_k, H, Hkv, D, back, ahead, scale, softcap or 0.0, documents)
+        return Problem(B, T_q, T_k, H, Hkv, D, back, ahead, scale, softcap or 0.0, is_exact(q), documents)
 
     @property
     def group(self) -> int:
@@ -71,6 +88,7 @@ class Problem:
             AHEAD=self.ahead,
             SCALE=self.scale,
             SOFTCAP=self.softcap,
+            EXACT=self.exact,
             D=self.head_dim,
             BLOCK_D=self.block_d,
         )

@@ -10,6 +10,7 @@ from torch import Tensor
 from fasttrain_kernels._checks import autocast_dtype, check_tensors, shape
 from fasttrain_kernels._registration import register
 from fasttrain_kernels.attention import backends, blocked, triton_backward, triton_forward
+from fasttrain_kernels.attention.layout import empty_statistics
 
 
 def _fake_forward(
@@ -22,9 +23,7 @@ def _fake_forward(
     softcap: float | None,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    B, T, H, _ = q.shape
-    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return torch.empty(q.shape, dtype=q.dtype, device=q.device), torch.empty(H, B * T, dtype=lse_dtype, device=q.device)
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device), empty_statistics(q)
 
 
 def _fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -36,7 +35,7 @@ def _fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) ->
 
 
 _attention_backward = register(
-    "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? cu_seqlens, "
+    "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor statistics, Tensor? cu_seqlens, "
     "bool causal, SymInt? window, float? softcap, float scale, bool need_dq, bool need_dk, bool need_dv) "
     "-> (Tensor, Tensor, Tensor)",
     triton=triton_backward.backward,
@@ -47,18 +46,18 @@ _attention_backward = register(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, cu_seqlens, *ctx.options = inputs
-    out, lse = output
-    ctx.save_for_backward(q, k, v, out, lse, cu_seqlens)
-    ctx.mark_non_differentiable(lse)
+    out, statistics = output
+    ctx.save_for_backward(q, k, v, out, statistics, cu_seqlens)
+    ctx.mark_non_differentiable(statistics)
     ctx.set_materialize_grads(False)
 
 
-def _gradient(ctx: Any, dout: Tensor | None, _dlse: None) -> tuple[Tensor | None, ...]:
+def _gradient(ctx: Any, dout: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     needed = ctx.needs_input_grad[:3]
     if dout is None:
         return (None,) * 8
-    q, k, v, out, lse, cu_seqlens = ctx.saved_tensors
-    grads = _attention_backward(dout, q, k, v, out, lse, cu_seqlens, *ctx.options, *needed)
+    q, k, v, out, statistics, cu_seqlens = ctx.saved_tensors
+    grads = _attention_backward(dout, q, k, v, out, statistics, cu_seqlens, *ctx.options, *needed)
     return *(grad if need else None for grad, need in zip(grads, needed, strict=True)), *(None,) * 5
 
 

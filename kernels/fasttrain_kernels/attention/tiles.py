@@ -64,6 +64,10 @@ def query_gradient_tile(q: Tensor, block_d: int, softcap: bool) -> Tile:
 def key_gradient_tile(q: Tensor, block_d: int, softcap: bool) -> Tile:
     memory = shared_memory(q.device)
     if q.element_size() > 2:
+        if block_d > 128:
+            return Tile(
+                16, 16, dict(num_warps=warps(2 * _THREADS, q.device), num_stages=2)
+            )  # 256 spill 8 bytes on sm_90
         return _float32_tile(q, block_d, own=32)
     if block_d > 128:
         return _tile(q, 32, 16 if memory <= _AMD else 32)
@@ -72,5 +76,6 @@ def key_gradient_tile(q: Tensor, block_d: int, softcap: bool) -> Tile:
     return _tile(q, 128, 64 if memory >= _WIDE and not softcap else 32)
 
 
-def delta_rows(block_d: int) -> int:
-    return max(1, 4096 // block_d)  # 128 threads x 4 accesses of 8 elements for each of the two inputs
+def delta_tile(q: Tensor) -> Tile:
+    """Square products: 64 rows for the instruction that the gradients' products are made of on sm_90 and sm_100."""
+    return Tile(64, 64, dict(num_warps=warps(128, q.device), num_stages=1))

@@ -1,6 +1,6 @@
-"""Flash attention backward: probabilities are recomputed from lse, and every gradient has one writer.
+"""Flash attention backward: probabilities are recomputed, and every gradient has one writer.
 
-    p = exp(logit - lse)            delta = rowsum(dout * out)
+    p = exp(x - m) / l              delta = rowsum(dout * out)          from 16 bits p = exp(x - (m + log2 l))
     dv = p^T dout                   ds    = p * (dout v^T - delta) [* (1 - tanh^2) with a softcap]
     dq = scale * ds k               dk    = scale * ds^T q
 
@@ -19,11 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fasttrain_kernels._registration import warps
+from fasttrain_kernels.attention.exponentials import after, before, scores
 from fasttrain_kernels.attention.intervals import block_ranges, edge_block, interval
 from fasttrain_kernels.attention.layout import Problem, addressable
-from fasttrain_kernels.attention.tile_memory import base2_factor, capped, load_rows, store_rows
-from fasttrain_kernels.attention.tiles import delta_rows, key_gradient_tile, query_gradient_tile
+from fasttrain_kernels.attention.tile_memory import add_product, load_rows, second_statistic, store_rows
+from fasttrain_kernels.attention.tiles import delta_tile, key_gradient_tile, query_gradient_tile
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_tiles", "delta_head"])
@@ -37,52 +37,53 @@ def _attention_delta_kernel(
     batch = (pid // (num_heads * num_tiles)).to(tl.int64)
     dout += batch * dout_batch + head * dout_head
     out += batch * num_queries * out_token + head * D
-    do = load_rows(dout, first, dout_token, num_queries, M, D, BLOCK_D, True).to(tl.float32)
-    o = load_rows(out, first, out_token, num_queries, M, D, BLOCK_D, True).to(tl.float32)
-    row = first + tl.arange(0, M)
-    tl.store(delta + head * delta_head + batch * num_queries + row, tl.sum(do * o, 1), mask=row < num_queries)
-
-
-@triton.jit
-def _load_lse(lse, row, num_queries):
-    """+inf for queries that see nothing or do not exist: their probabilities are then 0, not NaN."""
-    value = tl.load(lse + row, mask=row < num_queries, other=float("inf"))
-    return tl.where(value == float("-inf"), float("inf"), value)
+    do = load_rows(dout, first, dout_token, num_queries, M, D, BLOCK_D, True)
+    o = load_rows(out, first, out_token, num_queries, M, D, BLOCK_D, True)
+    # The diagonal of a product, because dp is a product too: where one key has all the probability, out is its value,
+    # and dp - delta must be 0 and not what two orders of summation differ by.
+    i = tl.arange(0, M)
+    product = tl.dot(do, tl.trans(o), input_precision="ieee")
+    sums = tl.sum(tl.where(i[:, None] == i[None, :], product, 0.0), 1)
+    row = first + i
+    tl.store(delta + head * delta_head + batch * num_queries + row, sums, mask=row < num_queries)
 
 
 @triton.jit
 def _key_gradient_block(
-    dk, dv, key, value, q, dout, lse, delta, q_token, dout_token, start, lo, hi, num_queries,
-    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    dk, dv, key, value, q, dout, stats, second, delta, q_token, dout_token, start, lo, hi, num_queries,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     M: tl.constexpr, NEED_DK: tl.constexpr, NEED_DV: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """One block of queries, all tiles transposed: keys down, queries across."""
     row = start + tl.arange(0, M)
     query = load_rows(q, start, q_token, num_queries, M, D, BLOCK_D, MASKED)
-    s = capped(tl.dot(key, tl.trans(query), input_precision="ieee"), SCALE, SOFTCAP)
-    p = tl.exp2(s * base2_factor(SCALE, SOFTCAP) - _load_lse(lse, row, num_queries)[None, :])
+    s = scores(tl.dot(key, tl.trans(query), input_precision="ieee"), SCALE, SOFTCAP, EXACT)
+    m = tl.load(stats + row, mask=row < num_queries, other=float("inf"))
+    p = tl.exp2((s * before(SCALE, SOFTCAP, EXACT) - m[None, :]) * after(SCALE, SOFTCAP, EXACT))
+    if EXACT:
+        p *= tl.load(stats + second + row, mask=row < num_queries, other=0.0)[None, :]
     if MASKED:
         p = tl.where((row[None, :] >= lo[:, None]) & (row[None, :] < hi[:, None]), p, 0.0)
     do = load_rows(dout, start, dout_token, num_queries, M, D, BLOCK_D, MASKED)
     if NEED_DV:
-        dv = tl.dot(p.to(do.dtype), do, dv, input_precision="ieee")
+        dv = add_product(dv, p.to(do.dtype), do, EXACT)
     if NEED_DK:
         dp = tl.dot(value, tl.trans(do), input_precision="ieee")
         ds = p * (dp - tl.load(delta + row, mask=row < num_queries, other=0.0)[None, :])
         if SOFTCAP > 0:
             ds *= 1 - s * s
-        dk = tl.dot(ds.to(query.dtype), query, dk, input_precision="ieee")
+        dk = add_product(dk, ds.to(query.dtype), query, EXACT)
     return dk, dv
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_keys", "num_tiles", "lse_head"])
+@triton.jit(do_not_specialize=["num_queries", "num_keys", "num_tiles", "stats_head"])
 def _attention_key_gradient_kernel(
-    q, k, v, dout, lse, delta, dk, dv, documents,
+    q, k, v, dout, stats, delta, dk, dv, documents,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
-    dout_batch, dout_token, dout_head, grad_token, lse_head,
+    dout_batch, dout_token, dout_head, grad_token, stats_head,
     num_queries, num_keys, num_tiles, num_kv_heads, group,
     BACK: tl.constexpr, AHEAD: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    EXACT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     NEED_DK: tl.constexpr, NEED_DV: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
@@ -102,8 +103,9 @@ def _attention_key_gradient_kernel(
     # loop needs so many more registers that it spills on every target.
     q += batch * q_batch + kv_head * group * q_head
     dout += batch * dout_batch + kv_head * group * dout_head
-    lse += kv_head * group * lse_head + batch * num_queries
-    delta += kv_head * group * lse_head + batch * num_queries
+    second = second_statistic(num_kv_heads * group, stats_head)
+    stats += kv_head * group * stats_head + batch * num_queries
+    delta += kv_head * group * stats_head + batch * num_queries
     num_full = full_end - full
     num_edges = num_blocks - num_full
     # At least 1 as divisors: loads that run ahead compute addresses before it is known that the loop has a turn at all.
@@ -111,17 +113,18 @@ def _attention_key_gradient_kernel(
     for i in range(0, group * num_full):
         member = tl.cast(i // full_per_head, tl.int64)
         dk_acc, dv_acc = _key_gradient_block(
-            dk_acc, dv_acc, key, value, q + member * q_head, dout + member * dout_head, lse + member * lse_head,
-            delta + member * lse_head, q_token, dout_token, begin + (full + i % full_per_head) * M, None, None,
-            num_queries, SCALE, SOFTCAP, D, BLOCK_D, M, NEED_DK, NEED_DV, False,
+            dk_acc, dv_acc, key, value, q + member * q_head, dout + member * dout_head, stats + member * stats_head,
+            second, delta + member * stats_head, q_token, dout_token, begin + (full + i % full_per_head) * M, None,
+            None, num_queries, SCALE, SOFTCAP, EXACT, D, BLOCK_D, M, NEED_DK, NEED_DV, False,
         )  # fmt: skip
     lo, hi = interval(first + tl.arange(0, N), shift, num_queries, documents, AHEAD, BACK)  # not earlier: registers
     for i in range(0, group * num_edges):
         member = tl.cast(i // edges_per_head, tl.int64)
         dk_acc, dv_acc = _key_gradient_block(
-            dk_acc, dv_acc, key, value, q + member * q_head, dout + member * dout_head, lse + member * lse_head,
-            delta + member * lse_head, q_token, dout_token, begin + edge_block(i % edges_per_head, full, full_end) * M,
-            lo, hi, num_queries, SCALE, SOFTCAP, D, BLOCK_D, M, NEED_DK, NEED_DV, True,
+            dk_acc, dv_acc, key, value, q + member * q_head, dout + member * dout_head, stats + member * stats_head,
+            second, delta + member * stats_head, q_token, dout_token,
+            begin + edge_block(i % edges_per_head, full, full_end) * M,
+            lo, hi, num_queries, SCALE, SOFTCAP, EXACT, D, BLOCK_D, M, NEED_DK, NEED_DV, True,
         )  # fmt: skip
     offset = batch * num_keys * grad_token + kv_head * D
     if NEED_DK:
@@ -132,31 +135,40 @@ def _attention_key_gradient_kernel(
 
 @triton.jit
 def _query_gradient_block(
-    dq, query, do, lse, delta, k, v, k_token, v_token, start, lo, hi, num_keys,
-    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    N: tl.constexpr, MASKED: tl.constexpr,
+    acc, query, do, m, inverse_l, delta, k, v, k_token, v_token, start, lo, hi, num_keys,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    N: tl.constexpr, DELTA: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
+    """One block of keys: dq after it, or if DELTA the sum of p * dp."""
     key = load_rows(k, start, k_token, num_keys, N, D, BLOCK_D, MASKED)
-    s = capped(tl.dot(query, tl.trans(key), input_precision="ieee"), SCALE, SOFTCAP)
-    p = tl.exp2(s * base2_factor(SCALE, SOFTCAP) - lse[:, None])
+    s = scores(tl.dot(query, tl.trans(key), input_precision="ieee"), SCALE, SOFTCAP, EXACT)
+    p = tl.exp2((s * before(SCALE, SOFTCAP, EXACT) - m[:, None]) * after(SCALE, SOFTCAP, EXACT))
+    if EXACT:
+        p *= inverse_l[:, None]
     if MASKED:
         j = start + tl.arange(0, N)
         p = tl.where((j[None, :] >= lo[:, None]) & (j[None, :] < hi[:, None]), p, 0.0)
     value = load_rows(v, start, v_token, num_keys, N, D, BLOCK_D, MASKED)
-    ds = p * (tl.dot(do, tl.trans(value), input_precision="ieee") - delta[:, None])
-    if SOFTCAP > 0:
-        ds *= 1 - s * s
-    return tl.dot(ds.to(key.dtype), key, dq, input_precision="ieee")
+    dp = tl.dot(do, tl.trans(value), input_precision="ieee")
+    if DELTA:
+        acc += tl.sum(p * dp, 1)
+    else:
+        ds = p * (dp - delta[:, None])
+        if SOFTCAP > 0:
+            ds *= 1 - s * s
+        acc = add_product(acc, ds.to(key.dtype), key, EXACT)
+    return acc
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_keys", "num_tiles", "lse_head"])
+@triton.jit(do_not_specialize=["num_queries", "num_keys", "num_tiles", "stats_head"])
 def _attention_query_gradient_kernel(
-    q, k, v, dout, lse, delta, dq, documents,
+    q, k, v, dout, stats, delta, dq, documents,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
-    dout_batch, dout_token, dout_head, grad_token, lse_head,
+    dout_batch, dout_token, dout_head, grad_token, stats_head,
     num_queries, num_keys, num_tiles, num_kv_heads, group,
     BACK: tl.constexpr, AHEAD: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    EXACT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    DELTA: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)  # in forward's order
     first = (num_tiles - 1 - pid // group % num_tiles) * M
@@ -172,41 +184,44 @@ def _attention_query_gradient_kernel(
     begin, full, full_end, num_blocks = block_ranges(first, last, shift, num_keys, documents, BACK, AHEAD, N)
     query = load_rows(q + batch * q_batch + head * q_head, first, q_token, num_queries, M, D, BLOCK_D, True)
     do = load_rows(dout + batch * dout_batch + head * dout_head, first, dout_token, num_queries, M, D, BLOCK_D, True)
-    offset = head * lse_head + batch * num_queries
-    lse_rows = _load_lse(lse + offset, row, num_queries)
-    delta_rows = tl.load(delta + offset + row, mask=row < num_queries, other=0.0)
-    acc = tl.zeros((M, BLOCK_D), tl.float32)
+    offset = head * stats_head + batch * num_queries
+    m = tl.load(stats + offset + row, mask=row < num_queries, other=float("inf"))
+    inverse_l = None
+    if EXACT:
+        second = second_statistic(num_kv_heads * group, stats_head)
+        inverse_l = tl.load(stats + second + offset + row, mask=row < num_queries, other=0.0)
+    delta_rows = None if DELTA else tl.load(delta + offset + row, mask=row < num_queries, other=0.0)
+    acc = tl.zeros((M,) if DELTA else (M, BLOCK_D), tl.float32)
     for block in range(full, full_end):
         acc = _query_gradient_block(
-            acc, query, do, lse_rows, delta_rows, k, v, k_token, v_token, begin + block * N, None, None, num_keys,
-            SCALE, SOFTCAP, D, BLOCK_D, N, False,
+            acc, query, do, m, inverse_l, delta_rows, k, v, k_token, v_token, begin + block * N, None, None, num_keys,
+            SCALE, SOFTCAP, EXACT, D, BLOCK_D, N, DELTA, False,
         )  # fmt: skip
     lo, hi = interval(row, shift, num_keys, documents, BACK, AHEAD)
     for i in range(0, num_blocks - (full_end - full)):
         acc = _query_gradient_block(
-            acc, query, do, lse_rows, delta_rows, k, v, k_token, v_token,
+            acc, query, do, m, inverse_l, delta_rows, k, v, k_token, v_token,
             begin + edge_block(i, full, full_end) * N, lo, hi, num_keys,
-            SCALE, SOFTCAP, D, BLOCK_D, N, True,
+            SCALE, SOFTCAP, EXACT, D, BLOCK_D, N, DELTA, True,
         )  # fmt: skip
-    dq += batch * num_queries * grad_token + head * D
-    store_rows(acc * SCALE, dq, first, grad_token, num_queries, M, D, BLOCK_D)
+    if DELTA:
+        tl.store(delta + offset + row, acc, mask=row < num_queries)
+    else:
+        dq += batch * num_queries * grad_token + head * D
+        store_rows(acc * SCALE, dq, first, grad_token, num_queries, M, D, BLOCK_D)
 
 
-def _delta(dout: Tensor, out: Tensor, lse: Tensor, problem: Problem) -> Tensor:  # -> (H, B * T_q)
-    delta = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
-    if delta.numel() == 0:
-        return delta
-    rows = delta_rows(problem.block_d)
-    num_tiles = triton.cdiv(problem.num_queries, rows)
+def _delta_of_out(dout: Tensor, out: Tensor, delta: Tensor, problem: Problem) -> None:
+    tile = delta_tile(dout)
+    num_tiles = triton.cdiv(problem.num_queries, tile.own)
     _attention_delta_kernel[(problem.batch * num_tiles * problem.num_heads,)](
         *(dout, out, delta),
         *(*dout.stride()[:3], out.stride(1), delta.stride(0), problem.num_queries, num_tiles, problem.num_heads),
         D=problem.head_dim,
         BLOCK_D=problem.block_d,
-        M=rows,
-        num_warps=warps(128, dout.device),
+        M=tile.own,
+        **tile.options,
     )
-    return delta
 
 
 def backward(
@@ -215,7 +230,7 @@ def backward(
     k: Tensor,  # (B, T_k, Hkv, D)
     v: Tensor,  # (B, T_k, Hkv, D)
     out: Tensor,  # (B, T_q, H, D)
-    lse: Tensor,  # (H, B * T_q)
+    stats: Tensor,  # (S, H, B * T_q)
     cu_seqlens: Tensor | None,  # (num_docs + 1,)
     causal: bool,
     window: int | None,
@@ -232,15 +247,36 @@ def backward(
     )
     problem = Problem.of(q, k, cu_seqlens, causal, window, softcap, scale)
     dout, q, k, v, out = (addressable(problem.stream(x)) for x in (dout, q, k, v, out))
-    delta = _delta(dout, out, lse, problem) if need_dq or need_dk else lse  # dv does without it
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
     sizes = (problem.num_queries, problem.num_keys)
+
+    def query_kernel(delta: Tensor, **what: bool) -> None:
+        tile = query_gradient_tile(q, problem.block_d, problem.softcap > 0)
+        num_tiles = triton.cdiv(problem.num_queries, tile.own)
+        _attention_query_gradient_kernel[(problem.batch * problem.num_heads * num_tiles,)](
+            *(q, k, v, dout, stats, delta, dq, problem.documents),
+            *(*strides, problem.num_heads * problem.head_dim, stats.stride(1)),
+            *(*sizes, num_tiles, problem.num_kv_heads, problem.group),
+            **problem.constants,
+            M=tile.own,
+            N=tile.step,
+            **what,
+            **tile.options,
+        )
+
+    delta = stats  # dv does without it
+    if (need_dq or need_dk) and q.numel():
+        delta = torch.empty(stats.shape[1:], dtype=torch.float32, device=q.device)
+        if problem.exact:
+            query_kernel(delta, DELTA=True)
+        else:
+            _delta_of_out(dout, out, delta, problem)
     if dk.numel() or dv.numel():
         tile = key_gradient_tile(q, problem.block_d, problem.softcap > 0)
         num_tiles = triton.cdiv(problem.num_keys, tile.own)
         _attention_key_gradient_kernel[(problem.batch * problem.num_kv_heads * num_tiles,)](
-            *(q, k, v, dout, lse, delta, dk, dv, problem.documents),
-            *(*strides, problem.num_kv_heads * problem.head_dim, lse.stride(0)),
+            *(q, k, v, dout, stats, delta, dk, dv, problem.documents),
+            *(*strides, problem.num_kv_heads * problem.head_dim, stats.stride(1)),
             *(*sizes, num_tiles, problem.num_kv_heads, problem.group),
             **problem.constants,
             M=tile.step,
@@ -250,15 +286,5 @@ def backward(
             **tile.options,
         )
     if dq.numel():
-        tile = query_gradient_tile(q, problem.block_d, problem.softcap > 0)
-        num_tiles = triton.cdiv(problem.num_queries, tile.own)
-        _attention_query_gradient_kernel[(problem.batch * problem.num_heads * num_tiles,)](
-            *(q, k, v, dout, lse, delta, dq, problem.documents),
-            *(*strides, problem.num_heads * problem.head_dim, lse.stride(0)),
-            *(*sizes, num_tiles, problem.num_kv_heads, problem.group),
-            **problem.constants,
-            M=tile.own,
-            N=tile.step,
-            **tile.options,
-        )
+        query_kernel(delta, DELTA=False)
     return dq, dk, dv

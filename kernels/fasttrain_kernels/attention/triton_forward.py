@@ -1,11 +1,11 @@
 """Flash attention forward: a tile of queries against the blocks of its keys, with a running maximum and sum.
 
-    logit = scale * q.k                     or  softcap * tanh(scale * q.k / softcap)
-    lse   = log sum exp(logit)              out = sum exp(logit - lse) * v
+    m = max x                               x of a score, and exp: exponentials.py
+    l = sum exp(x - m)                      out = sum exp(x - m) / l * v
 
-Exponentials are taken to base 2, with log2(e) folded into the scale, and lse is kept in units of ln 2: converting
-it back and forth would round twice what backward puts into an exponent. The running maximum starts at a finite
-number, so that a query that sees nothing produces no NaN: out = 0, lse = -inf.
+Saved for backward (layout.empty_statistics): m and 1 / l in float32, m + log2(l) for 16 bits. The running maximum
+starts at a finite number, so that a query that sees nothing produces no NaN: out = 0, and m = inf for backward,
+relative to which every exponential is 0.
 
 Letters: M queries of a tile, N keys of a block, D head dimension; a group is the query heads that share a key head.
 """
@@ -17,9 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fasttrain_kernels.attention.exponentials import after, before, scores
 from fasttrain_kernels.attention.intervals import block_ranges, edge_block, interval
-from fasttrain_kernels.attention.layout import Problem, addressable
-from fasttrain_kernels.attention.tile_memory import base2_factor, capped, load_rows, store_rows
+from fasttrain_kernels.attention.layout import Problem, addressable, empty_statistics
+from fasttrain_kernels.attention.tile_memory import add_product, load_rows, second_statistic, store_rows
 from fasttrain_kernels.attention.tiles import forward_tile
 
 LOWEST = tl.constexpr(-3.0e38)  # finite: exp2(-inf - LOWEST) is 0, where exp2(-inf - -inf) would be NaN
@@ -28,32 +29,32 @@ LOWEST = tl.constexpr(-3.0e38)  # finite: exp2(-inf - LOWEST) is 0, where exp2(-
 @triton.jit
 def _fwd_block(
     acc, l, m, query, k, v, k_token, v_token, start, lo, hi, num_keys,
-    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys: the running output, sum and maximum (in units of ln 2) after it."""
+    """One block of keys: the running output, sum and maximum after it."""
     key = load_rows(k, start, k_token, num_keys, N, D, BLOCK_D, MASKED)
-    s = capped(tl.dot(query, tl.trans(key), input_precision="ieee"), SCALE, SOFTCAP)
+    s = scores(tl.dot(query, tl.trans(key), input_precision="ieee"), SCALE, SOFTCAP, EXACT)
     if MASKED:
         j = start + tl.arange(0, N)
         s = tl.where((j[None, :] >= lo[:, None]) & (j[None, :] < hi[:, None]), s, float("-inf"))
-    factor = base2_factor(SCALE, SOFTCAP)
-    m_new = tl.maximum(m, tl.max(s, 1) * factor)
-    p = tl.exp2(s * factor - m_new[:, None])
-    decay = tl.exp2(m - m_new)
+    inner, outer = before(SCALE, SOFTCAP, EXACT), after(SCALE, SOFTCAP, EXACT)
+    m_new = tl.maximum(m, tl.max(s, 1) * inner)
+    p = tl.exp2((s * inner - m_new[:, None]) * outer)
+    decay = tl.exp2((m - m_new) * outer)
     l = l * decay + tl.sum(p, 1)
     value = load_rows(v, start, v_token, num_keys, N, D, BLOCK_D, MASKED)
-    acc = tl.dot(p.to(value.dtype), value, acc * decay[:, None], input_precision="ieee")
+    acc = add_product(acc * decay[:, None], p.to(value.dtype), value, EXACT)
     return acc, l, m_new
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_keys", "num_tiles", "lse_head"])
+@triton.jit(do_not_specialize=["num_queries", "num_keys", "num_tiles", "stats_head"])
 def _attention_fwd_kernel(
-    q, k, v, out, lse, documents,
-    q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, out_token, lse_head,
+    q, k, v, out, stats, documents,
+    q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, out_token, stats_head,
     num_queries, num_keys, num_tiles, num_kv_heads, group,
     BACK: tl.constexpr, AHEAD: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    EXACT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     # The heads of a group run side by side and share their keys in L2; late queries, which see most, come first.
     pid = tl.program_id(0)
@@ -76,21 +77,25 @@ def _attention_fwd_kernel(
     for block in range(full, full_end):
         acc, l, m = _fwd_block(
             acc, l, m, query, k, v, k_token, v_token, begin + block * N, None, None, num_keys,
-            SCALE, SOFTCAP, D, BLOCK_D, N, False,
+            SCALE, SOFTCAP, EXACT, D, BLOCK_D, N, False,
         )  # fmt: skip
     lo, hi = interval(row, shift, num_keys, documents, BACK, AHEAD)  # not earlier: registers
     for i in range(0, num_blocks - (full_end - full)):
         acc, l, m = _fwd_block(
             acc, l, m, query, k, v, k_token, v_token, begin + edge_block(i, full, full_end) * N, lo, hi, num_keys,
-            SCALE, SOFTCAP, D, BLOCK_D, N, True,
+            SCALE, SOFTCAP, EXACT, D, BLOCK_D, N, True,
         )  # fmt: skip
 
     seen = l > 0
     l = tl.where(seen, l, 1.0)
     out += batch * num_queries * out_token + head * D
     store_rows(acc / l[:, None], out, first, out_token, num_queries, M, D, BLOCK_D)
-    lse += head * lse_head + batch * num_queries
-    tl.store(lse + row, tl.where(seen, (m + tl.log2(l)), float("-inf")), mask=row < num_queries)
+    stats += head * stats_head + batch * num_queries
+    if EXACT:
+        tl.store(stats + second_statistic(num_kv_heads * group, stats_head) + row, 1.0 / l, mask=row < num_queries)
+    else:
+        m += tl.log2(l)
+    tl.store(stats + row, tl.where(seen, m, float("inf")), mask=row < num_queries)
 
 
 def forward(
@@ -102,23 +107,23 @@ def forward(
     window: int | None,
     softcap: float | None,
     scale: float,
-) -> tuple[Tensor, Tensor]:  # (B, T_q, H, D), (H, B * T_q)
-    """out, and lse in units of ln 2, by the Triton kernel."""
+) -> tuple[Tensor, Tensor]:  # (B, T_q, H, D), (S, H, B * T_q)
+    """out, and the statistics of its rows, by the Triton kernel."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[2], q.shape[0] * q.shape[1], dtype=torch.float32, device=q.device)
+    stats = empty_statistics(q)
     if out.numel() == 0:
-        return out, lse
+        return out, stats
     problem = Problem.of(q, k, cu_seqlens, causal, window, softcap, scale)
     q, k, v = (addressable(problem.stream(x)) for x in (q, k, v))
     tile = forward_tile(q, problem.block_d)
     num_tiles = triton.cdiv(problem.num_queries, tile.own)
     _attention_fwd_kernel[(problem.batch * problem.num_heads * num_tiles,)](
-        *(q, k, v, out, lse, problem.documents),
-        *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], problem.num_heads * problem.head_dim, lse.stride(0)),
+        *(q, k, v, out, stats, problem.documents),
+        *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], problem.num_heads * problem.head_dim, stats.stride(1)),
         *(problem.num_queries, problem.num_keys, num_tiles, problem.num_kv_heads, problem.group),
         **problem.constants,
         M=tile.own,
         N=tile.step,
         **tile.options,
     )
-    return out, lse
+    return out, stats

@@ -94,10 +94,15 @@ def _outputs_and_gradients(function: Callable[..., Any], inputs: dict[str, Any],
     if not wanted or not differentiable:
         return named
     generator = torch.Generator().manual_seed(seed)
-    # Values that every dtype holds exactly, so that all three functions get the same upstream gradient.
-    upstream = [(torch.randn(o.shape, generator=generator) * 16).round().div(16).to(o) for o in differentiable]
-    grads = torch.autograd.grad(differentiable, list(wanted.values()), upstream)
+    grads = torch.autograd.grad(
+        differentiable, list(wanted.values()), [_upstream(o, generator) for o in differentiable]
+    )
     return named | {f"d{name}": grad for name, grad in zip(wanted, grads, strict=True)}
+
+
+def _upstream(output: Tensor, generator: torch.Generator) -> Tensor:
+    """Values that every dtype holds exactly, so that all three functions get the same."""
+    return (torch.randn(output.shape, generator=generator) * 16).round().div(16).to(output)
 
 
 def _fresh(inputs: dict[str, Any]) -> dict[str, Any]:

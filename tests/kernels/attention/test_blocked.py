@@ -65,6 +65,19 @@ def test_blocked_form_is_as_accurate_as_eager(dtype, make, cu_seqlens, eager):
     assert_accurate(attention, attention_reference, inputs, eager=eager)
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [3.0, 30.0], ids=["outliers", "logits beyond 1,000"])
+def test_blocked_form_of_a_peaked_softmax_is_as_accurate_as_eager(size, dtype, seed, make, eager):
+    torch.manual_seed(seed)
+    inputs = make(queries=70, heads=1, size=size, dtype=dtype) | dict(backend="blocked")
+
+    def without_backend(function):
+        return lambda backend, **arguments: function(**arguments)
+
+    assert_accurate(attention, without_backend(attention_reference), inputs, eager=without_backend(eager))
+
+
 def test_blocked_form_holds_blocks_of_scores():
     class Largest(TorchDispatchMode):
         elements = 0
@@ -77,6 +90,6 @@ def test_blocked_form_holds_blocks_of_scores():
 
     q, k, v = (torch.randn(1, 1024, 2, 16) for _ in range(3))
     with Largest() as largest:  # the ops' own code, below dispatch
-        out, lse = blocked.forward(q, k, v, None, True, None, None, 0.25)
-        blocked.backward(q, q, k, v, out, lse, None, True, None, None, 0.25, True, True, True)
+        out, statistics = blocked.forward(q, k, v, None, True, None, None, 0.25)
+        blocked.backward(q, q, k, v, out, statistics, None, True, None, None, 0.25, True, True, True)
     assert largest.elements <= 2 * 128 * 1024

@@ -16,8 +16,8 @@ OPTIONS = {
 def test_opcheck(options, make):
     q, k, v = make(batch=2, queries=7, heads=4, kv_heads=2).values()
     torch.library.opcheck(_attention, (q, k, v, *options))
-    out, lse = _attention(q, k, v, *options)
-    tensors = tuple(x.detach() for x in (torch.ones_like(out), q, k, v, out, lse))
+    out, statistics = _attention(q, k, v, *options)
+    tensors = tuple(x.detach() for x in (torch.ones_like(out), q, k, v, out, statistics))
     for need in [(True, True, True), (True, False, False)]:
         torch.library.opcheck(_attention_backward, (*tensors, *options, *need))
 

@@ -6,7 +6,8 @@ import torch
 from fasttrain_kernels.attention import attention, attention_reference
 from fasttrain_kernels.attention.layout import addressable
 from fasttrain_kernels.attention.tiles import key_gradient_tile, query_gradient_tile
-from fasttrain_kernels.testing import assert_accurate, interpret
+from fasttrain_kernels.testing import assert_accurate, compare, interpret
+from fasttrain_kernels.testing.accuracy import _upstream
 
 CASES = {
     "less than a tile": (dict(queries=63, heads=2, kv_heads=2), {}),
@@ -26,6 +27,18 @@ CASES = {
 }
 
 
+# Peaked softmax: the rounding of a large logit counts as much as all else together.
+PEAKED = {
+    "head dimension 128, scale 0.2": (dict(dim=128, queries=40), dict(scale=0.2)),
+    "window": (dict(queries=100, heads=1, size=3.0), dict(window=50)),
+    "softcap": (dict(queries=70, heads=1, size=30.0), dict(softcap=50.0)),
+    "5 heads per key head": (dict(queries=70, heads=5, size=3.0), {}),
+    "logits beyond 100": (dict(queries=70, size=10.0), {}),
+    "logits beyond 1,000": (dict(queries=70, heads=1, size=30.0), {}),
+    "logits beyond 1,000, head dimension 128": (dict(queries=40, heads=1, size=30.0, dim=128), {}),
+}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_kernels_are_as_accurate_as_eager(case, make, eager):
     """Trap 2: the interpreter hands out memory full of NaN, so an element that nobody writes is seen."""
@@ -41,7 +54,7 @@ def test_kernels_are_as_accurate_as_eager(case, make, eager):
 )
 def test_documents_see_only_themselves(options, make, cu_seqlens, eager):
     """Trap 13: documents of length 0 and 1, across tile borders and across the border of the batch."""
-    inputs = make(batch=2, queries=200) | dict(cu_seqlens=cu_seqlens) | options
+    inputs = make(batch=2, queries=200, size=2.0) | dict(cu_seqlens=cu_seqlens) | options
     with interpret():
         assert_accurate(attention, attention_reference, inputs, eager=eager)
 
@@ -57,6 +70,7 @@ def test_a_query_that_sees_one_key_returns_its_value(shapes, options, make):
     assert max(dq.abs().max(), dk.abs().max()) < 1e-5  # a difference of equal sums: no relative measure for it
 
 
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("shapes", "options"),
@@ -65,43 +79,55 @@ def test_a_query_that_sees_one_key_returns_its_value(shapes, options, make):
         (dict(heads=1, dim=128), dict(causal=False)),
         (dict(queries=100, dim=80), dict(softcap=4.0)),
         (dict(queries=150), dict(window=9)),
+        (dict(size=3.0), {}),
+        (dict(queries=1, keys=130), {}),
     ],
-    ids=["causal", "head dimension 128", "softcap", "window"],
+    ids=["causal", "head dimension 128", "softcap", "window", "outliers", "one query"],
 )
-def test_low_precision_is_as_accurate_as_eager(shapes, options, dtype, make, eager):
+def test_low_precision_is_as_accurate_as_eager(shapes, options, dtype, seed, make, eager):
+    torch.manual_seed(seed)
     with interpret():
         assert_accurate(attention, attention_reference, make(**shapes, dtype=dtype) | options, eager=eager)
 
 
-def test_large_logits_do_not_overflow(make, eager):
-    inputs = make(heads=1, queries=70, size=30.0)  # logits beyond 1000: exp of any of them is inf
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("case", PEAKED)
+def test_peaked_softmax_in_float32_is_as_accurate_as_eager(case, seed, make, eager):
+    """Of logits beyond 1,000, exp is inf; and a gradient from a rounded lse was off by 1,000 times the allowance."""
+    shapes, options = PEAKED[case]
+    torch.manual_seed(seed)
     with interpret():
-        assert_accurate(attention, attention_reference, {name: x.detach() for name, x in inputs.items()}, eager=eager)
-        actual = torch.autograd.grad(attention(**inputs).sum(), list(inputs.values()))
-    expected = torch.autograd.grad(attention_reference(**inputs).sum(), list(inputs.values()))
-    dq, dk, dv = (ours - theirs for ours, theirs in zip(actual, expected, strict=True))
-    # Backward reads lse, which at 1000 is rounded more coarsely than eager's probabilities are; and dq and dk are small
-    # differences of terms as large as scale * |dout . v| * |k|, about 30,000 here.
-    assert dv.abs().max() <= 1e-3 * expected[2].abs().max()
-    assert max(dq.abs().max(), dk.abs().max()) <= 30_000 * torch.finfo(torch.float32).eps
+        assert_accurate(attention, attention_reference, make(**shapes) | options, eager=eager)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="float32 gradients: p is recomputed from a rounded lse (docs/kernels/attention.md)"
-)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(8))
 def test_outliers_in_float32_are_as_accurate_as_eager(seed, make, eager):
-    """The gap that is known: strict, so that repairing it shows."""
     torch.manual_seed(seed)
     with interpret():
-        assert_accurate(attention, attention_reference, make(size=3.0), eager=eager)
+        assert_accurate(attention, attention_reference, make(queries=70, size=3.0), eager=eager)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_outliers_in_bfloat16_are_as_accurate_as_eager(seed, make, eager):
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_one_hot_rows_in_16_bits_are_off_by_the_rounding_of_out(dtype, seed, make, eager):
+    """Logits beyond 1,000: out and dv by the usual measure; dq and dk too, beyond what rounding out does to delta.
+
+    delta = rowsum(dout * out) has the error of out, of which eager knows nothing. It shows only where all rows are so
+    near to one-hot that the gradients are smaller than it (docs/kernels/attention.md).
+    """
     torch.manual_seed(seed)
+    inputs = make(heads=1, queries=70, size=30.0, dtype=dtype)
     with interpret():
-        assert_accurate(attention, attention_reference, make(size=3.0, dtype=torch.bfloat16), eager=eager)
+        found = {c.name: c for c in compare(attention, attention_reference, inputs, eager=eager)}
+        out = attention(**inputs)
+    assert found["output 0"].ok
+    assert found["dv"].ok
+    dout = _upstream(out, torch.Generator().manual_seed(0))
+    q, k, v, out, dout = (x.detach().double()[0, :, 0] for x in (*inputs.values(), out, dout))
+    p = (q @ k.T / 4).masked_fill(~torch.ones(70, 70, dtype=torch.bool).tril(), -torch.inf).softmax(-1)
+    ds = p * (dout * (p @ v - out)).sum(-1, keepdim=True)
+    for name, excess in (("dq", ds @ k / 4), ("dk", ds.T @ q / 4)):
+        assert found[name].error <= found[name].allowed + excess.abs().max(), str(found[name])
 
 
 @pytest.mark.parametrize("softcap", [None, 5.0])
@@ -189,14 +215,18 @@ def test_result_does_not_depend_on_the_order_of_programs(make):
         ("kv", ["delta", "key_gradient"]),
     ],
 )
-def test_frozen_operands_cost_nothing(wanted, kernels, make):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_frozen_operands_cost_nothing(wanted, kernels, dtype, make):
     """Trap 17."""
-    inputs = {name: x.detach().requires_grad_(name in wanted) for name, x in make(queries=32).items()}
+    inputs = {name: x.detach().requires_grad_(name in wanted) for name, x in make(queries=32, dtype=dtype).items()}
     tensors = [inputs[name] for name in wanted]
     expected = torch.autograd.grad(attention_reference(**inputs).square().sum(), tensors)
     with interpret() as launches:
         actual = torch.autograd.grad(attention(**inputs).square().sum(), tensors)
-    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+    tolerance = dict(atol=1e-5, rtol=1e-4) if dtype == torch.float32 else dict(atol=0.1, rtol=0.1)
+    torch.testing.assert_close(actual, expected, **tolerance)
+    if dtype == torch.float32:  # delta is a turn of the other kernel over the keys
+        kernels = [name.replace("delta", "query_gradient") for name in kernels]
     assert [launch.kernel for launch in launches[1:]] == [f"_attention_{name}_kernel" for name in kernels]
     products = {"q": 3, "k": 3, "v": 2, "kv": 4}[wanted]
     table = query_gradient_tile if wanted == "q" else key_gradient_tile

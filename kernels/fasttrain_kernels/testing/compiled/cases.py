@@ -166,6 +166,7 @@ CASES: dict[str, list[Case]] = {  # ops in the order of the time that their comp
         Case("fp32 D=64", Reach.TILES, partial(_attention, _FP32, 12, 12, 64)),
         Case("fp32 D=128", Reach.TILES, partial(_attention, _FP32, 32, 8, 128)),
         Case("fp32 D=256", Reach.OPTIONS, partial(_attention, _FP32, 16, 2, 256)),
+        Case("fp32 D=64 softcap", Reach.OPTIONS, partial(_attention, _FP32, 12, 12, 64, softcap=50.0)),
         Case("bf16 D=64 softcap", Reach.OPTIONS, partial(_attention, _BF16, 12, 12, 64, softcap=50.0)),
         Case("fp16 D=128", Reach.OPTIONS, partial(_attention, _FP16, 32, 8, 128)),
         Case("bf16 D=96", Reach.OPTIONS, partial(_attention, _BF16, 32, 32, 96)),  # does not fill its tile
