@@ -426,6 +426,7 @@ def test_a_gpu_trains_as_a_cpu_does(tmp_path, options):
 def test_a_compiled_run_never_compiles_again(tmp_path):
     """Documents differ from batch to batch, validation runs without gradients, and the sample with other shapes."""
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     options = ["--parallel.compile", "on", "--batch.steps", 4, "--validation.every", 2]
     with torch._dynamo.config.patch(error_on_recompile=True):
         compiled = train(tmp_path / "compiled", *options)
