@@ -23,7 +23,7 @@ from fasttrain.data import Batch, Batches, Dataset, Prefetcher, open_dataset
 from fasttrain.generate import continue_text
 from fasttrain.journal import Journal
 from fasttrain.metrics import Stopwatch
-from fasttrain.model import Decoder, num_parameters
+from fasttrain.model import Decoder, flops_per_token, num_parameters
 from fasttrain.optim import make_optimizer, make_scaler, set_learning_rate
 from fasttrain.parallel import compiles, distribute
 from fasttrain.process import alone_in, mistakes_without_traceback, stop_signals
@@ -99,8 +99,11 @@ def prepare(settings: Config, runtime: Runtime) -> Run:
             f"with micro-batches of {settings.batch.micro} (batch.micro)"
         )
     dataset = open_dataset(settings.data.path)
-    compiled, why = compiles(settings.parallel, runtime, settings.batch.steps)
-    model = _model(settings, dataset, runtime, compiled=compiled)
+    vocab = _vocab(settings, dataset)
+    tokens = settings.batch.steps * settings.batch.sequences * settings.data.sequence
+    flops = tokens * flops_per_token(settings.model, vocab, settings.data.sequence)
+    compiled, why = compiles(settings.parallel, runtime, flops)
+    model = _model(settings, vocab, runtime, compiled=compiled)
     optimizer = make_optimizer(model, settings.optim, runtime.device)
     scaler = make_scaler(runtime.precision, runtime.device)
     progress, changed = Progress(), []
@@ -175,14 +178,19 @@ def train(run: Run, journal: Journal) -> int:
     return _finish(run, journal, signals)
 
 
-def _model(settings: Config, dataset: Dataset, runtime: Runtime, *, compiled: bool) -> Decoder:
-    """The decoder on its ranks, with memory for this rank's share of the weights, and no weights yet."""
+def _vocab(settings: Config, dataset: Dataset) -> int:
+    """Rows of the embedding."""
     vocab = settings.model.vocab or -(-dataset.vocab // 64) * 64
     if vocab < dataset.vocab:
         raise ValueError(
             f"model.vocab ({vocab}) is smaller than the vocabulary of the data, {dataset.vocab} ({dataset.path}); "
             "raise it, or leave it out"
         )
+    return vocab
+
+
+def _model(settings: Config, vocab: int, runtime: Runtime, *, compiled: bool) -> Decoder:
+    """The decoder on its ranks, with memory for this rank's share of the weights, and no weights yet."""
     with torch.device("meta"):
         model = Decoder(settings.model, vocab=vocab, sequence=settings.data.sequence, z_loss=settings.optim.z_loss)
     distribute(model, settings.parallel, runtime, compiled=compiled)

@@ -19,6 +19,7 @@ import torch.distributed.checkpoint as dcp
 from torch._inductor.exc import InvalidCxxCompiler
 
 import fasttrain.model
+import fasttrain.parallel
 import fasttrain.train
 import fasttrain_kernels
 from fasttrain.checkpoint import list_checkpoints
@@ -400,12 +401,22 @@ def test_without_a_compiler_a_run_is_eager_and_says_so(tmp_path, capsys, missing
         if missing == "compiler"
         else patch("sysconfig.get_path", lambda name: str(tmp_path))
     )
-    with absent:
-        train(tmp_path / "run", "--batch.steps", 101, "--checkpoint.every", 0, "--validation.every", 0)
+    with absent, patch.object(fasttrain.parallel, "COMPILE_PAYS", 0):
+        train(tmp_path / "run", "--batch.steps", 3)
         said = capsys.readouterr().out
         assert "not compiled (there " in said
         assert "C++ compiler" in said or "Python headers" in said
         assert "parallel.compile is on, but there" in refused(capsys, tmp_path / "on", "--parallel.compile", "on")
+
+
+def test_a_run_that_is_too_short_to_pay_for_it_is_not_compiled(tmp_path, capsys):
+    compiled = patch.object(torch, "compile", lambda function, **_: function)
+    with compiled:
+        train(tmp_path / "short")
+        assert "not compiled (the run is too short to pay for it)" in capsys.readouterr().out
+        with patch.object(fasttrain.parallel, "COMPILE_PAYS", 1e6):
+            train(tmp_path / "long")
+        assert "blocks are compiled" in capsys.readouterr().out
 
 
 def test_two_ranks_compile_their_blocks_under_fsdp(tmp_path):
