@@ -220,10 +220,11 @@ def test_frozen_operands_cost_nothing(wanted, kernels, dtype, make):
     """Trap 17."""
     inputs = {name: x.detach().requires_grad_(name in wanted) for name, x in make(queries=32, dtype=dtype).items()}
     tensors = [inputs[name] for name in wanted]
-    expected = torch.autograd.grad(attention_reference(**inputs).square().sum(), tensors)
+    upstream = torch.randn_like(inputs["q"])
+    expected = torch.autograd.grad(attention_reference(**inputs), tensors, upstream)
     with interpret() as launches:
-        actual = torch.autograd.grad(attention(**inputs).square().sum(), tensors)
-    tolerance = dict(atol=1e-5, rtol=1e-4) if dtype == torch.float32 else dict(atol=0.1, rtol=0.1)
+        actual = torch.autograd.grad(attention(**inputs), tensors, upstream)
+    tolerance = dict(atol=1e-5, rtol=1e-4) if dtype == torch.float32 else dict(atol=2e-2, rtol=2e-2)  # bf16 roundings
     torch.testing.assert_close(actual, expected, **tolerance)
     if dtype == torch.float32:  # delta is a turn of the other kernel over the keys
         kernels = [name.replace("delta", "query_gradient") for name in kernels]
