@@ -14,7 +14,7 @@ from typing import Any
 
 
 @contextmanager
-def mistakes_without_traceback() -> Iterator[None]:
+def mistakes_without_traceback(program: str = "fasttrain.train") -> Iterator[None]:
     """What the user can mend is said in one line, once per machine."""
     first = os.environ.get("LOCAL_RANK", "0") == "0"
     try:
@@ -25,7 +25,7 @@ def mistakes_without_traceback() -> Iterator[None]:
             yield
     except (ValueError, OSError, ImportError) as error:
         if first:
-            print(f"fasttrain.train: error: {error}", file=sys.stderr)
+            print(f"{program}: error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
 
 
