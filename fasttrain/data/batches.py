@@ -119,7 +119,7 @@ class Batches:
         targets = windows[:, 1:].astype(np.int64)
         positions = cu_seqlens = None
         if self._document_mask:
-            positions, cu_seqlens = self._documents(starts, targets)
+            positions, cu_seqlens = self._documents(starts, windows, targets)
         return Batch(
             samples=samples,
             tokens=torch.from_numpy(windows[:, :-1].astype(np.int64)),
@@ -149,10 +149,11 @@ class Batches:
     def _documents(
         self,
         starts: np.ndarray,  # (B,)
+        windows: np.ndarray,  # (B, T + 1)
         targets: np.ndarray,  # (B, T), changed in place
     ) -> tuple[np.ndarray, np.ndarray]:  # (B, T), (N + 1,)
         B, T = targets.shape
-        rows, offsets = self._stream.boundaries(starts, T)
+        rows, offsets = self._stream.boundaries(starts, windows)
         boundaries = rows * T + offsets  # in the flattened batch, each after the last token of a document
         cu_seqlens = np.unique(np.concatenate([np.arange(0, B * T + 1, T), boundaries])).astype(np.int32)
         positions = np.arange(B * T, dtype=np.int32) - np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))

@@ -34,6 +34,16 @@ class Dataset:
         return self.manifest.separator
 
     @property
+    def splits(self) -> list[str]:
+        """Names that `split` takes."""
+        return list(self.manifest.splits)
+
+    @property
+    def tokenizer_digest(self) -> str:
+        """Equal for equal tokenizers."""
+        return self.manifest.tokenizer.sha256
+
+    @property
     def digest(self) -> str:
         """Equal for equal data, wherever it came from: dataset.json holds the checksums of everything else."""
         return hashlib.sha256(replace(self.manifest, source="").dump().encode()).hexdigest()

@@ -1,35 +1,52 @@
-"""A split as one long stream of tokens, memory-mapped: nothing is read before it is asked for, at any size."""
+"""A split as one long stream of tokens, memory-mapped: nothing is read before it is asked for, at any size.
+
+B windows, T + 1 tokens of a window.
+"""
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import numpy as np
+
+
+class DocumentEnds(Protocol):
+    """Where each document ends, ascending: an array, or what is computed from the index of another program."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, numbers: Any, /) -> Any: ...
+    def searchsorted(self, positions: np.ndarray, /, side: Literal["left", "right"]) -> np.ndarray: ...
 
 
 class TokenStream:
     """The tokens of several files in a row, and the documents among them.
 
-    A document begins with the separator, if the dataset has one, and runs up to the next document.
+    A document begins with the separator, if the dataset has one, and runs up to the next document. Without an index, a
+    document begins at every separator.
     """
 
     def __init__(
         self,
         shards: Sequence[Path],  # raw little-endian tokens
         lengths: Sequence[int],  # tokens of each shard
-        index: Path,  # raw little-endian int64: where each document ends
+        index: Path | DocumentEnds | None,  # where each document ends; a file: raw little-endian int64
         *,
         dtype: np.dtype,
         separator: int | None,
+        header: int = 0,  # bytes before the tokens of a shard
     ) -> None:
         self.dtype = dtype.newbyteorder("<")
         self.separator = separator
         self._paths = list(shards)
+        self._header = header
         self._shards: list[_Mapped | None] = [None] * len(shards)  # mapped when first read
         self._ends = np.cumsum(lengths, dtype=np.int64)
-        self.document_ends = _Mapped(index, np.dtype("<i8")).array
+        self.document_ends: Any = _Mapped(index, np.dtype("<i8")).array if isinstance(index, Path) else index
+        if index is None:
+            return
         last = int(self.document_ends[-1])
         if last != len(self):
             raise ValueError(
@@ -55,32 +72,57 @@ class TokenStream:
                 out[row, here:] = self.windows(end[None], length - here)
         return out
 
-    def boundaries(self, starts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ends of documents within windows: the row, and the offset in it from 1 to `length`, both ascending."""
+    def boundaries(
+        self,
+        starts: np.ndarray,  # (B,) int64
+        windows: np.ndarray,  # (B, T + 1), the tokens from there
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Where documents begin within windows: the row, and the offset in it from 1 to T, both ascending."""
+        if self.document_ends is None:
+            return self._separators(windows)
         # int64 starts: numpy would convert the whole index to the type of other ones
-        first = np.searchsorted(self.document_ends, starts, side="right")
-        stop = np.searchsorted(self.document_ends, starts + length, side="right")
+        first = self.document_ends.searchsorted(starts, side="right")
+        stop = self.document_ends.searchsorted(starts + (windows.shape[1] - 1), side="right")
         counts = stop - first
         rows = np.repeat(np.arange(len(starts)), counts)
         within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return rows, self.document_ends[first[rows] + within] - starts[rows]
+        offsets = self.document_ends[first[rows] + within] - starts[rows]
+        if self.separator is None:
+            return rows, offsets
+        return self._moved_to_separators(rows, offsets, windows)
+
+    def _separators(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if self.separator is None:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        rows, offsets = np.divmod(np.flatnonzero(windows[:, 1:] == self.separator), windows.shape[1] - 1)
+        return rows, offsets + 1
+
+    def _moved_to_separators(
+        self, rows: np.ndarray, offsets: np.ndarray, windows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Some programs end documents with the separator: it then begins the next one, which is the same stream."""
+        before, after = windows[rows, offsets - 1], windows[rows, offsets]
+        offsets = offsets - ((before == self.separator) & (after != self.separator))
+        inside = offsets > 0
+        return rows[inside], offsets[inside]
 
     def _shard(self, number: int) -> _Mapped:
         shard = self._shards[number]
         if shard is None:
-            shard = self._shards[number] = _Mapped(self._paths[number], self.dtype)
+            shard = self._shards[number] = _Mapped(self._paths[number], self.dtype, header=self._header)
         return shard
 
 
 class _Mapped:
     """A file as an array, of which single pages are read."""
 
-    def __init__(self, path: Path, dtype: np.dtype) -> None:
+    def __init__(self, path: Path, dtype: np.dtype, *, header: int = 0) -> None:
         with open(path, "rb") as file:
             self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         # Otherwise the system reads 128 KB around each page: 200 times what shuffled windows use (docs/data.md).
         self._mapping.madvise(mmap.MADV_RANDOM)
-        self.array = np.frombuffer(self._mapping, dtype)
+        self._header = header
+        self.array = np.frombuffer(self._mapping, dtype, offset=header)
 
     def __len__(self) -> int:
         return len(self.array)
@@ -91,12 +133,13 @@ class _Mapped:
         self._begin_to_read(starts, length)
         width = self.array.itemsize
         shape = (len(self) - length + 1, length)
-        return np.ndarray(shape, self.array.dtype, self._mapping, strides=(width, width))[starts]
+        return np.ndarray(shape, self.array.dtype, self._mapping, self._header, strides=(width, width))[starts]
 
     def _begin_to_read(self, starts: np.ndarray, length: int) -> None:
         """Ask for all pages, and return: they then come at once, not one after the other as they are used."""
         width = self.array.itemsize
-        begins = starts * width // mmap.PAGESIZE * mmap.PAGESIZE
-        sizes = (starts + length) * width - begins
+        first = self._header + starts * width
+        begins = first // mmap.PAGESIZE * mmap.PAGESIZE
+        sizes = first + length * width - begins
         for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
             self._mapping.madvise(mmap.MADV_WILLNEED, begin, size)
