@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -39,6 +36,7 @@ from fasttrain.optim import (
     orthogonalise,
     set_learning_rate,
 )
+from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
 KINDS = ("adamw", "muon")
@@ -463,18 +461,6 @@ def test_the_scaler_of_other_precisions_changes_nothing(precision: str) -> None:
 # Many ranks. A forkserver imports torch once for all of them.
 
 
-def run_ranks(worker: Callable[..., None], world: int, directory: Path, *args: Any, seconds: float = 120.0) -> None:
-    """worker(rank, world, directory, *args) on every rank; an error of one, or no end in time, fails the test."""
-    mp.get_context("forkserver").set_forkserver_preload([__name__, "torch._dynamo"])
-    context = mp.start_processes(worker, (world, directory, *args), nprocs=world, join=False, start_method="forkserver")
-    deadline = time.monotonic() + seconds
-    while not context.join(timeout=max(deadline - time.monotonic(), 0.1)):
-        if time.monotonic() > deadline:
-            for process in context.processes:
-                process.kill()
-            pytest.fail(f"{world} ranks did not finish within {seconds:g} s")
-
-
 def sharded(shape: tuple[int, ...]) -> Net:
     """The model of seed 0 on a mesh of this shape: (shards,) or (replicas, shards)."""
     torch.manual_seed(0)
@@ -485,14 +471,8 @@ def sharded(shape: tuple[int, ...]) -> Net:
     return fully_shard(model, mesh=mesh)
 
 
-def start_rank(rank: int, world: int, directory: Path) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{directory}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
-
-
-def check_equality(rank: int, world: int, directory: Path, shape: tuple[int, ...], kind: str) -> None:
-    start_rank(rank, world, directory)
+def check_equality(directory: Path, shape: tuple[int, ...], kind: str) -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     section = optim(kind=kind, muon_lr=0.1, lr=1e-2)
 
     torch.manual_seed(0)
@@ -522,7 +502,7 @@ def check_equality(rank: int, world: int, directory: Path, shape: tuple[int, ...
 
     check_learning(models[0], optimizers[0], kind)
     check_restoring(models[0], optimizers[0], section, shape, directory)
-    check_skipping(models[0], optimizers[0], last_shard=rank % shape[-1] == shape[-1] - 1)
+    check_skipping(models[0], optimizers[0], last_shard=dist.get_rank() % shape[-1] == shape[-1] - 1)
     dist.destroy_process_group()
 
 
@@ -588,9 +568,9 @@ def test_ranks_update_as_one_process_does(tmp_path: Path, shape: tuple[int, ...]
     run_ranks(check_equality, math.prod(shape), tmp_path, shape, kind)
 
 
-def check_layouts(rank: int, world: int, directory: Path) -> None:
-    start_rank(rank, world, directory)
-    mesh = init_device_mesh("cpu", (world,))
+def check_layouts() -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     weights = {place: nn.Parameter(distribute_tensor(torch.eye(6), mesh, [place])) for place in (Shard(1), Replicate())}
     with pytest.raises(ValueError, match=r"placed as \(Shard\(dim=1\),\) cannot be gathered; shard their rows, once"):
         Muon({weights[Shard(1)]: [6]}, [], lr=0.1)
@@ -607,5 +587,5 @@ def check_layouts(rank: int, world: int, directory: Path) -> None:
     dist.destroy_process_group()
 
 
-def test_muon_refuses_what_it_cannot_gather_and_leaves_replicas_where_they_are(tmp_path: Path) -> None:
-    run_ranks(check_layouts, 2, tmp_path)
+def test_muon_refuses_what_it_cannot_gather_and_leaves_replicas_where_they_are() -> None:
+    run_ranks(check_layouts, 2)
