@@ -39,6 +39,11 @@ class Dataset:
         return list(self.manifest.splits)
 
     @property
+    def tokenizer_path(self) -> Path:
+        """tokenizer.json."""
+        return self.path / self.manifest.tokenizer.name
+
+    @property
     def tokenizer_digest(self) -> str:
         """Equal for equal tokenizers."""
         return self.manifest.tokenizer.sha256
