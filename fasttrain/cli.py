@@ -19,6 +19,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("fasttrain.train", "train a model; the same as python -m fasttrain.train"),
+    "data lint": Command("fasttrain.commands.data_lint", "look for what is wrong with a dataset"),
 }
 
 

@@ -79,7 +79,14 @@ class Data:
     """Which tokens, in which order."""
 
     path: Path | None = None
-    """A prepared dataset; None: Python's own standard library, prepared on first use."""
+    """A prepared dataset, or one of nanoGPT, llm.c or Megatron; None: Python's own standard library, prepared on first
+    use."""
+    tokenizer: Path | None = None
+    """tokenizer.json of data that comes without one; None: no bits per byte, no sample of text."""
+    vocab: int | None = None
+    """Tokens of data that does not say; None: as the tokenizer or the format has it, or GPT-2's."""
+    separator: int | None = None
+    """The token between documents of data that does not say, -1: none; None: as the vocabulary has it."""
     sequence: int = 256
     """Tokens of a sample."""
     document_mask: bool = True

@@ -59,7 +59,9 @@ class Journal:
         self._pending = None
 
     def validation(self, step: int, name: str, score: Score, suspicion: str) -> None:
-        figures = dict(loss=score.loss, perplexity=score.perplexity, bits_per_byte=score.bits_per_byte)
+        figures = dict(loss=score.loss, perplexity=score.perplexity)
+        if score.bits_per_byte is not None:
+            figures["bits_per_byte"] = score.bits_per_byte
         self._recorder.validation(step, name, figures | dict(accuracy=score.accuracy))
         self._display.validation(step, name, **figures)
         if suspicion:

@@ -19,7 +19,7 @@ import torch
 import fasttrain
 from fasttrain.checkpoint import Checkpoints, restore
 from fasttrain.config import Config, load, summary, to_toml
-from fasttrain.data import Batch, Batches, Dataset, Prefetcher, open_dataset
+from fasttrain.data import AnyDataset, Batch, Batches, ForeignDataset, Prefetcher, open_data
 from fasttrain.generate import continue_text
 from fasttrain.journal import Journal
 from fasttrain.metrics import Stopwatch
@@ -40,7 +40,7 @@ class Run:
 
     settings: Config
     runtime: Runtime
-    dataset: Dataset
+    dataset: AnyDataset
     batches: Batches
     validation: dict[str, ValidationSet]
     model: Decoder
@@ -98,7 +98,7 @@ def prepare(settings: Config, runtime: Runtime) -> Run:
             f"batch.sequences ({settings.batch.sequences}) must be a multiple of {together}: {runtime.world} ranks "
             f"with micro-batches of {settings.batch.micro} (batch.micro)"
         )
-    dataset = open_dataset(settings.data.path)
+    dataset = open_data(settings.data)
     vocab = _vocab(settings, dataset)
     tokens = settings.batch.steps * settings.batch.sequences * settings.data.sequence
     flops = tokens * flops_per_token(settings.model, vocab, settings.data.sequence)
@@ -178,7 +178,7 @@ def train(run: Run, journal: Journal) -> int:
     return _finish(run, journal, signals)
 
 
-def _vocab(settings: Config, dataset: Dataset) -> int:
+def _vocab(settings: Config, dataset: AnyDataset) -> int:
     """Rows of the embedding."""
     vocab = settings.model.vocab or -(-dataset.vocab // 64) * 64
     if vocab < dataset.vocab:
@@ -234,11 +234,11 @@ def _finish(run: Run, journal: Journal, signals: list[int]) -> int:
 
 
 def _show_sample(run: Run, journal: Journal) -> None:
-    settings = run.settings.validation
-    if not settings.sample:
+    settings, tokenizer, separator = run.settings.validation, run.dataset.tokenizer(), run.dataset.separator
+    if not settings.sample or tokenizer is None or separator is None:
         return
     text = continue_text(
-        run.model, run.dataset.tokenizer(), run.dataset.separator, settings.sample,
+        run.model, tokenizer, separator, settings.sample,
         tokens=settings.sample_tokens, device=run.runtime.device,
     )  # fmt: skip
     journal.sample(run.progress.step, text)
@@ -258,6 +258,8 @@ def _announce(run: Run, journal: Journal) -> None:
         f"{runtime.world} rank{'s' * (runtime.world > 1)} on {runtime.device.type} in {runtime.precision}; blocks are "
         f"{run.how_blocks_run}"
     )
+    for line in run.dataset.notes() if isinstance(run.dataset, ForeignDataset) else []:
+        journal.note(line)
     if run.came_from is None:
         journal.event(step, "start", f"a new run in {settings.out}", **run.facts()["versions"])
     else:

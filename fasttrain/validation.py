@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from fasttrain import config
-from fasttrain.data import IGNORED, Batch, Batches, Dataset, open_dataset
+from fasttrain.data import IGNORED, AnyDataset, Batch, Batches, described_by, open_dataset, tokenizers_differ
 from fasttrain.model import Decoder
 from fasttrain.runtime import Runtime
 
@@ -26,7 +26,7 @@ class Score:
     """Of one set."""
 
     loss: float  # nats per token
-    bits_per_byte: float
+    bits_per_byte: float | None  # None: nobody knows how long the text is
     accuracy: float  # share of tokens that were the most likely one
     tokens: int
 
@@ -48,8 +48,8 @@ class Score:
 class ValidationSet:
     """Samples to score a model on."""
 
-    def __init__(self, dataset: Dataset, settings: config.Config, runtime: Runtime) -> None:
-        split = "validation" if "validation" in dataset.manifest.splits else "train"
+    def __init__(self, dataset: AnyDataset, settings: config.Config, runtime: Runtime) -> None:
+        split = "validation" if "validation" in dataset.splits else "train"
         stream = dataset.split(split)
         micro, T = settings.batch.micro, settings.data.sequence
         together = micro * runtime.world
@@ -80,7 +80,7 @@ class ValidationSet:
         dist.all_reduce(totals)
         loss_sum, hits, tokens = totals.tolist()
         loss = loss_sum / tokens if tokens else math.nan
-        bits_per_byte = loss / math.log(2) / self._bytes_per_token
+        bits_per_byte = loss / math.log(2) / self._bytes_per_token if self._bytes_per_token else None
         return Score(loss=loss, bits_per_byte=bits_per_byte, accuracy=hits / max(tokens, 1), tokens=int(tokens))
 
     def _micro_batches(self) -> Iterator[Batch]:
@@ -93,19 +93,19 @@ class ValidationSet:
             yield micro.to(self._runtime.device)
 
 
-def validation_sets(dataset: Dataset, settings: config.Config, runtime: Runtime) -> dict[str, ValidationSet]:
+def validation_sets(dataset: AnyDataset, settings: config.Config, runtime: Runtime) -> dict[str, ValidationSet]:
     """The held-out documents of the training data, if it has some, and the sets of the configuration."""
     sets = {}
-    if "validation" in dataset.manifest.splits:
+    if "validation" in dataset.splits:
         sets[HELD_OUT] = ValidationSet(dataset, settings, runtime)
     for name, path in settings.validation.sets.items():
         if name == HELD_OUT:
             raise ValueError(f"validation.sets: {HELD_OUT!r} is the name of data.path's own validation split")
-        other = open_dataset(path)
-        if other.manifest.tokenizer.sha256 != dataset.manifest.tokenizer.sha256:
+        other = open_dataset(path, described_by(dataset))
+        if difference := tokenizers_differ(dataset, other):
             raise ValueError(
                 f"validation.sets: {name} ({path}) was prepared with another tokenizer than the training data "
-                f"({dataset.path}); prepare it again with {dataset.path / dataset.manifest.tokenizer.name}"
+                f"({dataset.path}): {difference}; prepare it again with {dataset.tokenizer_path or 'that'}"
             )
         sets[name] = ValidationSet(other, settings, runtime)
     return sets

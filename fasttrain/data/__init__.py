@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fasttrain.data.batches import IGNORED, Batch, Batches, Origin
 from fasttrain.data.corpus import standard_library
 from fasttrain.data.dataset import Dataset
+from fasttrain.data.foreign import Described, ForeignDataset
+from fasttrain.data.opening import AnyDataset, described_by, open_data, open_dataset, tokenizers_differ
 from fasttrain.data.prefetch import Prefetcher
 from fasttrain.data.stream import TokenStream
 from fasttrain.data.writer import DatasetWriter, holds_out
 
 __all__ = [
     "IGNORED",
+    "AnyDataset",
     "Batch",
     "Batches",
     "Dataset",
     "DatasetWriter",
+    "Described",
+    "ForeignDataset",
     "Origin",
     "Prefetcher",
     "TokenStream",
+    "described_by",
     "holds_out",
+    "open_data",
     "open_dataset",
     "standard_library",
+    "tokenizers_differ",
 ]
-
-
-def open_dataset(path: Path | None = None) -> Dataset:
-    """A prepared dataset; None: Python's standard library, prepared on first use."""
-    return Dataset(standard_library() if path is None else path)

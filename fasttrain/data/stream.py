@@ -44,10 +44,10 @@ class TokenStream:
         self._header = header
         self._shards: list[_Mapped | None] = [None] * len(shards)  # mapped when first read
         self._ends = np.cumsum(lengths, dtype=np.int64)
-        self.document_ends: Any = _Mapped(index, np.dtype("<i8")).array if isinstance(index, Path) else index
-        if index is None:
-            return
-        last = int(self.document_ends[-1])
+        self.document_ends: Any = index
+        if isinstance(index, Path):
+            self.document_ends = _Mapped(index, np.dtype("<i8")).array
+        last = len(self) if index is None else int(self.document_ends[-1])
         if last != len(self):
             raise ValueError(
                 f"dataset: by {index}, the last document ends at token {last}, but there are {len(self)} tokens: the "

@@ -54,9 +54,13 @@ class Display:
         elif last or step % self._every == 0:
             self._print(self._line(step, values))
 
-    def validation(self, step: int, name: str, *, loss: float, perplexity: float, bits_per_byte: float) -> None:
+    def validation(
+        self, step: int, name: str, *, loss: float, perplexity: float, bits_per_byte: float | None = None
+    ) -> None:
         """A line that stays."""
-        figures = f"loss {_fixed(loss, 3)}  perplexity {_fixed(perplexity, 2)}  bits/byte {_fixed(bits_per_byte, 3)}"
+        figures = f"loss {_fixed(loss, 3)}  perplexity {_fixed(perplexity, 2)}"
+        if bits_per_byte is not None:
+            figures += f"  bits/byte {_fixed(bits_per_byte, 3)}"
         self.note(f"step {self._count(step)}  validation {name}  {figures}")
 
     def note(self, text: str) -> None:

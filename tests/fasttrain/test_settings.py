@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
@@ -109,7 +110,9 @@ VALUES: dict[str, Any] = {
     "log.tensorboard": True,
     "log.wandb": "a-project",
 }
-ELSEWHERE = {"out", "resume", "data.path", "validation.sets"}  # tests of their own below
+ELSEWHERE = {  # tests of their own below
+    "out", "resume", "data.path", "data.tokenizer", "data.vocab", "data.separator", "validation.sets",
+}  # fmt: skip
 
 
 def arguments(settings: dict[str, Any]) -> list[str]:
@@ -267,3 +270,38 @@ def test_data_and_validation_sets_are_those_that_are_named(tmp_path: Path, capsy
     assert [line["set"] for line in named["validations"]] == ["held-out", "counting"] * 3
     assert named["validations"][1]["loss"] == pytest.approx(8.3, abs=0.3)
     assert named["validations"][1]["loss"] != named["validations"][0]["loss"]
+
+
+def test_files_of_another_program_train_as_the_same_tokens_prepared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what is said of them acts: another separator makes other documents, and without tokenizer there is no text."""
+    default = open_dataset()
+    for split, name in (("train", "train.bin"), ("validation", "val.bin")):
+        stream = default.split(split)
+        (tmp_path / name).write_bytes(stream.windows(np.array([0]), len(stream)).tobytes())
+    prepared = observed(tmp_path / "prepared", BASE, capsys)
+    bare = BASE | {"data.path": tmp_path}
+    said = bare | {"data.separator": default.separator, "data.tokenizer": default.path / "tokenizer.json"}
+    foreign = observed(tmp_path / "foreign", said, capsys)
+    assert foreign["metrics"] == prepared["metrics"]
+    assert foreign["sample"] == prepared["sample"]
+    for line, other in zip(foreign["validations"], prepared["validations"], strict=True):
+        assert line["loss"] == other["loss"]
+        assert line["bits_per_byte"] == pytest.approx(other["bits_per_byte"], rel=0.1)  # by a part of the text
+    commonest = int(np.bincount(np.fromfile(tmp_path / "train.bin", "<u2")).argmax())
+    assert observed(tmp_path / "cut", bare | {"data.separator": commonest}, capsys)["metrics"] != prepared["metrics"]
+    unsaid = observed(tmp_path / "unsaid", bare, capsys)
+    assert not unsaid["sample"]
+    assert "bits_per_byte" not in unsaid["validations"][0]
+    larger = observed(tmp_path / "larger", bare | {"data.vocab": 5000}, capsys)
+    assert larger["checkpoints"] != unsaid["checkpoints"]
+
+
+@pytest.mark.parametrize(("key", "value"), [("data.vocab", 5000), ("data.separator", 3), ("data.tokenizer", "x.json")])
+def test_a_prepared_dataset_needs_no_description(
+    key: str, value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = observed(tmp_path / "run", BASE | {key: value}, capsys)
+    assert seen["ended"] == 2
+    assert "is a prepared dataset and does; leave them out" in seen["error"]

@@ -82,9 +82,9 @@ def test_a_missing_directory(tmp_path):
 
 
 def test_a_file_in_place_of_a_directory(tmp_path):
-    (tmp_path / "train.bin").write_bytes(b"1234")
-    message = f"dataset: {tmp_path}/train.bin is a file; name the directory that holds dataset.json"
-    assert fails(lambda: open_dataset(tmp_path / "train.bin")) == message
+    (tmp_path / "notes.txt").write_bytes(b"1234")
+    message = f"dataset: {tmp_path}/notes.txt is a file; name the directory that holds dataset.json"
+    assert fails(lambda: open_dataset(tmp_path / "notes.txt")) == message
 
 
 def test_a_directory_of_something_else(tmp_path):

@@ -1,0 +1,115 @@
+"""fasttrain data lint: what is wrong with a dataset, before a model learns it."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fasttrain.data import open_dataset
+from fasttrain.data.lint import Finding, Report, lint, split_names
+from fasttrain.process import mistakes_without_traceback
+
+STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
+PLOTS = (".png", ".svg")
+MILLION = 1_000_000
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit code 0: clean; 1: errors, or warnings with --strict; 2: a mistake in the command."""
+    options = _parser().parse_args(arguments)
+    with mistakes_without_traceback("fasttrain data lint"):
+        if options.plot is not None:
+            from fasttrain.data.lint.plot import draw  # before the work, so that a missing matplotlib shows at once
+        dataset = open_dataset(options.directory)
+        names = options.split or split_names(dataset)
+        total = sum(len(dataset.split(name)) for name in names)
+        console = Console(stderr=True)
+        with Progress(
+            TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TextColumn("million tokens"),
+            TimeRemainingColumn(), console=console, transient=True, disable=options.quick or not console.is_terminal,
+        ) as bar:  # fmt: skip
+            task = bar.add_task("", total=round(total / MILLION))
+            report = lint(
+                dataset,
+                splits=names,
+                quick=options.quick,
+                sequence=options.sequence,
+                max_examples=options.max_examples,
+                progress=lambda tokens: bar.advance(task, tokens / MILLION),
+            )
+        if options.json is not None:
+            options.json.write_text(report.to_json(), "utf-8")
+        if options.plot is not None:
+            draw(report, options.plot)
+    _print(report, _console())
+    return report.exit_code(strict=options.strict)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fasttrain data lint", description=__doc__, allow_abbrev=False)
+    parser.add_argument("directory", type=Path, metavar="DIR", help="a prepared dataset")
+    parser.add_argument("--quick", action="store_true", help="look at samples only: about a second at any size")
+    parser.add_argument("--split", action="append", metavar="NAME", help="only this split (repeatable)")
+    parser.add_argument("--sequence", type=int, metavar="N", help="tokens of a sample, to compare documents with")
+    parser.add_argument("--strict", action="store_true", help="fail on warnings too")
+    parser.add_argument("--max-examples", type=int, default=3, metavar="N", help="of each finding (default: 3)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all findings")
+    parser.add_argument("--plot", type=_plot_file, metavar="FILE", help="draw a picture: .png or .svg")
+    return parser
+
+
+def _plot_file(text: str) -> Path:
+    if Path(text).suffix not in PLOTS:
+        raise argparse.ArgumentTypeError(f"{text} must end with {' or '.join(PLOTS)}")
+    return Path(text)
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=120)  # a file has no width of its own
+
+
+def _print(report: Report, console: Console) -> None:
+    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("check", no_wrap=True)
+    table.add_column("split", no_wrap=True)
+    table.add_column("what was found", overflow="fold", ratio=1)
+    split = report.findings[0].split
+    for finding in report.findings:
+        if finding.split != split:
+            table.add_section()
+        split, style = finding.split, STYLES[finding.severity]
+        table.add_row(f"[{style}]{finding.severity}[/]", finding.check, finding.split, escape(finding.text))
+    console.print(table)
+    for finding in (*report.having("error"), *report.having("warning")):
+        _print_examples(finding, console)
+    errors, warnings = len(report.having("error")), len(report.having("warning"))
+    what = "samples of " if report.quick else ""
+    console.print(
+        f"{_plural(errors, 'error')}, {_plural(warnings, 'warning')} in {what}{report.dataset}: "
+        f"{sum(report.read.values()) / 1e6:,.1f}M tokens in {report.seconds:.1f} s",
+        soft_wrap=True,
+    )
+
+
+def _print_examples(finding: Finding, console: Console) -> None:
+    if not finding.examples:
+        return
+    console.print(f"{finding.check} in {finding.split}, for example:", style=STYLES[finding.severity])
+    for example in finding.examples:
+        document = "" if example.document is None else f"document {example.document:,}, "
+        excerpt = textwrap.shorten(repr(example.text), 400, placeholder=" ...")
+        console.print(f"  {document}token {example.offset:,}: {escape(excerpt)}", overflow="fold")
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"

@@ -1,0 +1,201 @@
+"""A dataset of another program. Its files hold tokens and little else; the rest is told, or taken from a sample.
+
+Opening reads a sample of each split, some MB at any size: its largest token must lie in the vocabulary, and it stands
+for the content in the digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fasttrain.data.stream import DocumentEnds, TokenStream
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+WHOLE = 2**24  # tokens that are read whole, in 0.1 s; of more, a sample:
+PIECES, PIECE = 16, 2**16  # how many, evenly spread, and their tokens
+DECODED = 2**14  # tokens, to see how many bytes of text they are
+NO_SEPARATOR = -1  # as data.separator
+SEPARATORS = ("<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "</s>")  # names, the likeliest first
+
+
+class Known(NamedTuple):
+    """A vocabulary, and the token between documents, if there is one."""
+
+    vocab: int
+    separator: int | None
+
+
+GPT2 = Known(50257, 50256)
+LLAMA3 = Known(128256, 128000)
+
+
+class Described(NamedTuple):
+    """What the files do not say, as settings: data.tokenizer, data.vocab, data.separator."""
+
+    tokenizer: Path | None = None
+    vocab: int | None = None
+    separator: int | None = None
+
+    def __bool__(self) -> bool:
+        return self != Described()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """The files of a split, in a row."""
+
+    paths: list[Path]
+    lengths: list[int]  # tokens of each
+    dtype: str
+    header: int = 0  # bytes before the tokens of a file
+    ends: DocumentEnds | None = None
+
+    def stream(self, separator: int | None) -> TokenStream:
+        return TokenStream(
+            self.paths, self.lengths, self.ends, dtype=np.dtype(self.dtype), separator=separator, header=self.header
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Files, and what they say of themselves."""
+
+    kind: str
+    splits: dict[str, Tokens]
+    known: Known | None = None
+
+
+class ForeignDataset:
+    """Has what `Dataset` has, but for what nobody knows: then it is None."""
+
+    def __init__(self, path: Path, found: Found, described: Described) -> None:
+        self.path, self.kind = path, found.kind
+        self._splits, self._described = found.splits, described
+        samples = {name: _sample(tokens.stream(None)) for name, tokens in found.splits.items()}
+        self.vocab, self.separator = self._known(found, samples)
+        for name, sample in samples.items():
+            if sample.tokens.min() < 0 or sample.tokens.max() >= self.vocab:
+                raise ValueError(
+                    f"dataset: {path} has tokens from {sample.tokens.min()} to {sample.tokens.max()} in {name}, "
+                    f"outside the vocabulary of {self.vocab}; set data.vocab or data.tokenizer to what made them"
+                )
+        content = [(name, tokens.dtype, tokens.lengths) for name, tokens in found.splits.items()]
+        hashed = hashlib.sha256(repr((self.vocab, self.separator, content)).encode())
+        for sample in samples.values():
+            hashed.update(sample.tokens.tobytes())
+        self.digest = hashed.hexdigest()
+        """Equal for equal data, as far as sizes and a sample tell."""
+
+    @property
+    def splits(self) -> list[str]:
+        """Names that `split` takes."""
+        return list(self._splits)
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        """data.tokenizer."""
+        return self._described.tokenizer
+
+    @property
+    def tokenizer_digest(self) -> str | None:
+        """Equal for equal tokenizers."""
+        path = self.tokenizer_path
+        return None if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
+
+    def split(self, name: str) -> TokenStream:
+        """ "train" or "validation"."""
+        if name not in self._splits:
+            raise ValueError(f"dataset: {self.path} has no split {name!r}, only {', '.join(self._splits)}")
+        return self._splits[name].stream(self.separator)
+
+    def tokenizer(self) -> Tokenizer | None:
+        """Read again each time."""
+        from tokenizers import Tokenizer
+
+        path = self.tokenizer_path
+        if path is None:
+            return None
+        try:
+            return Tokenizer.from_file(str(path))
+        except Exception as error:  # the library has no type of its own for this
+            raise ValueError(
+                f"data.tokenizer: {path} is not read ({error}); name a tokenizer.json of Hugging Face tokenizers"
+            ) from None
+
+    def bytes_per_token(self, name: str) -> float | None:
+        """Text bytes per token, by the beginning of the split."""
+        tokenizer, stream = self.tokenizer(), self.split(name)
+        if tokenizer is None:
+            return None
+        tokens = stream.windows(np.zeros(1, np.int64), min(DECODED, len(stream)))[0]
+        return len(tokenizer.decode(tokens.tolist()).encode()) / len(tokens)
+
+    def notes(self) -> list[str]:
+        """What was assumed, for people."""
+        separator = "none, so that a sample is one text" if self.separator is None else self.separator
+        lines = [f"{self.path}: read as {self.kind}; vocabulary {self.vocab}, separator {separator}"]
+        if self.tokenizer_path is None:
+            lines.append(f"{self.path}: no data.tokenizer, and so no bits per byte and no sample of text")
+        return lines
+
+    def _known(self, found: Found, samples: dict[str, _Sample]) -> Known:
+        """By the settings, else by the format, else by the sample."""
+        tokenizer, (_, vocab, separator) = self.tokenizer(), self._described
+        if tokenizer is not None:
+            known = _named(tokenizer)
+        elif found.known or _is_gpt2(samples):
+            known = found.known or GPT2
+        else:
+            known = Known(vocab or self._counted(samples), None)
+        vocab = vocab or known.vocab
+        if separator is None:
+            fits = known.separator is not None and known.separator < vocab
+            return Known(vocab, known.separator if fits else None)
+        if not NO_SEPARATOR <= separator < vocab:
+            raise ValueError(
+                f"data.separator ({separator}) is not a token of the vocabulary of {vocab} ({self.path}); set it to "
+                f"the token between documents, or to {NO_SEPARATOR} if there is none"
+            )
+        return Known(vocab, None if separator == NO_SEPARATOR else separator)
+
+    def _counted(self, samples: dict[str, _Sample]) -> int:
+        """The smallest vocabulary that all tokens are in, where all of them were read."""
+        largest = max(int(sample.tokens.max()) for sample in samples.values())
+        if all(sample.is_whole for sample in samples.values()):
+            return largest + 1
+        pickle = self.path / "meta.pkl"
+        hint = f" ({pickle.name} has it as vocab_size, but a pickle can run any program, and is not read here)"
+        raise ValueError(
+            f"dataset: {self.path} does not say how large its vocabulary is, and a sample goes up to {largest} without "
+            f"GPT-2's separator {GPT2.separator}; set data.vocab{hint * pickle.exists()}, and data.separator if there "
+            "is a token between documents"
+        )
+
+
+class _Sample(NamedTuple):
+    tokens: np.ndarray
+    is_whole: bool  # there are no other tokens
+
+
+def _sample(stream: TokenStream) -> _Sample:
+    if len(stream) <= WHOLE:
+        return _Sample(stream.windows(np.zeros(1, np.int64), len(stream)), True)
+    return _Sample(stream.windows(np.linspace(0, len(stream) - PIECE, PIECES).astype(np.int64), PIECE), False)
+
+
+def _is_gpt2(samples: dict[str, _Sample]) -> bool:
+    return all(sample.tokens.max() < GPT2.vocab for sample in samples.values()) and any(
+        (sample.tokens == GPT2.separator).any() for sample in samples.values()
+    )
+
+
+def _named(tokenizer: Tokenizer) -> Known:
+    ids = [tokenizer.token_to_id(name) for name in SEPARATORS]
+    return Known(tokenizer.get_vocab_size(), next((number for number in ids if number is not None), None))

@@ -1,0 +1,96 @@
+"""What the linter found: one finding for each check and split, and the report of all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+import numpy as np
+
+FORMAT = "fasttrain lint"
+VERSION = 1
+SYSTEMATIC = 1e-3  # a larger share is the work of a program, not of a few odd documents
+
+Severity = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A place in the stream."""
+
+    split: str
+    document: int | None  # counted from 0; None: the stream has no index of documents
+    offset: int  # of the token in the split
+    text: str  # decoded, or the ids where there is no tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The result of a check. "ok" says what was measured, the others what is wrong and what to do."""
+
+    check: str
+    split: str
+    severity: Severity
+    count: int  # how often it was seen,
+    of: int  # among how many
+    unit: str  # of both
+    text: str
+    examples: tuple[Example, ...] = ()
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        return self.count / self.of if self.of else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What the plot shows of a split. The arrays over `bins` go along the stream."""
+
+    tokens: int
+    lengths: np.ndarray  # documents of each class of lengths,
+    length_edges: np.ndarray  # in tokens, one more than classes
+    histogram: np.ndarray  # how often each id was seen
+    along: Mapping[str, np.ndarray]  # shares, or rates; NaN where nothing was read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """All findings, in the order of the checks."""
+
+    dataset: str
+    quick: bool
+    seconds: float
+    read: Mapping[str, int]  # tokens of each split that were looked at
+    findings: tuple[Finding, ...]
+    profiles: Mapping[str, Profile]
+
+    def having(self, severity: Severity) -> list[Finding]:
+        return [finding for finding in self.findings if finding.severity == severity]
+
+    def exit_code(self, *, strict: bool = False) -> int:
+        return int(bool(self.having("error")) or (strict and bool(self.having("warning"))))
+
+    def to_json(self) -> str:
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "dataset": self.dataset,
+            "quick": self.quick,
+            "seconds": round(self.seconds, 3),
+            "read": dict(self.read),
+            "errors": len(self.having("error")),
+            "warnings": len(self.having("warning")),
+            "findings": [asdict(finding) | {"rate": finding.rate} for finding in self.findings],
+        }
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def graded(count: int, of: int, *, warning: float, error: float) -> Severity:
+    """By the share of what is wrong."""
+    rate = count / of if of else 0.0
+    if rate > error:
+        return "error"
+    return "warning" if rate > warning else "ok"

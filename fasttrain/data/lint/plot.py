@@ -1,0 +1,118 @@
+"""A dataset at a glance: how long documents are, how often tokens occur, and what changes along the stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fasttrain.data.lint.findings import Profile, Report
+
+try:
+    from matplotlib.figure import Figure  # without pyplot: no display, no global state
+except ImportError as error:
+    raise ImportError("a plot needs matplotlib: pip install 'fasttrain[plot]'") from error
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = {"train": "#1f5fa8", "validation": "#d1741f"}
+OTHERS = ("#3a8f5c", "#7a4fa3", "#8a8a8a")
+PARTS = {"loops": "tokens in loops", "copies": "documents that are copies", "repeated text": "stretches seen before"}
+RED = "#c0262d"
+PER_PART = 8  # documents to a point of a line along the stream
+
+
+def draw(report: Report, path: Path) -> None:
+    """Four panels; the ending of the name decides about the format."""
+    figure = Figure(figsize=(12, 8), layout="constrained")
+    errors, warnings = len(report.having("error")), len(report.having("warning"))
+    tokens = sum(report.read.values())
+    what = "samples: " if report.quick else ""
+    figure.suptitle(
+        f"{Path(report.dataset).name}  ({what}{tokens / 1e6:,.1f}M tokens, {errors} errors, {warnings} warnings)",
+        color=RED if errors else "black",
+    )
+    ((lengths, ranks), (separators, repetition)) = figure.subplots(2, 2)
+    _lengths(lengths, report)
+    _ranks(ranks, report)
+    _separators(separators, report)
+    _repetition(repetition, report)
+    for axes in (lengths, ranks, separators, repetition):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, fontsize=9)
+    figure.savefig(path, dpi=120)
+
+
+def _lengths(axes: Axes, report: Report) -> None:
+    for name, profile in report.profiles.items():
+        if not profile.lengths.sum():
+            continue
+        edges, counts = _coarser(profile)
+        used = int(np.flatnonzero(counts)[0])
+        edges, counts = edges[used:], counts[used:]
+        axes.stairs(counts, edges, color=_colour(report, name), label=f"{name}: {counts.sum():,} documents", fill=False)
+        middle = int(np.searchsorted(np.cumsum(profile.lengths), profile.lengths.sum() / 2))
+        axes.axvline(profile.length_edges[middle], color=_colour(report, name), lw=0.8, ls=":")
+    axes.set(xscale="log", yscale="log", title="Document lengths", ylabel="documents")
+    axes.set_xlabel("tokens of a document (dotted: half are shorter)")
+
+
+def _coarser(profile: Profile, classes: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    """Four classes to an octave: fewer than were counted, for a line without teeth."""
+    wanted = 2 ** (np.arange(0, 48 * classes) / classes)
+    first = np.unique(np.searchsorted(profile.length_edges[:-1], wanted[wanted <= profile.length_edges[-1]]))
+    first = first[first < len(profile.lengths)]
+    return np.append(profile.length_edges[first], profile.length_edges[-1]), np.add.reduceat(profile.lengths, first)
+
+
+def _ranks(axes: Axes, report: Report) -> None:
+    """A straight line is what text has; a step is padding, or a token that should not be there."""
+    for name, profile in report.profiles.items():
+        counts = np.sort(profile.histogram[profile.histogram > 0])[::-1]
+        if not len(counts):
+            continue
+        rank = np.arange(1, len(counts) + 1)
+        label = f"{name}: {len(counts):,} of {len(profile.histogram):,} ids used"
+        axes.plot(rank, counts / counts.sum(), color=_colour(report, name), label=label)
+    size = max(len(profile.histogram) for profile in report.profiles.values())
+    rank = np.arange(1, size + 1)
+    axes.plot(rank, 1 / rank / (1 / rank).sum(), color="#999999", lw=0.8, ls="--", label="Zipf's law: 1 / rank")
+    axes.set(xscale="log", yscale="log", title="Tokens by rank", xlabel="rank of the id", ylabel="share of all tokens")
+
+
+def _separators(axes: Axes, report: Report) -> None:
+    for name, profile in report.profiles.items():
+        _along(axes, profile, "separators", _colour(report, name), f"{name}: separators")
+        if np.nansum(profile.along["doubled separators"]):
+            _along(axes, profile, "doubled separators", RED, f"{name}: doubled")
+    axes.set(title="Separators along the stream", xlabel="position in the split (%)", ylabel="per million tokens")
+    axes.set_ylim(bottom=0)
+
+
+def _repetition(axes: Axes, report: Report) -> None:
+    """Of the training data: held-out documents are few."""
+    name = "train" if "train" in report.profiles else next(iter(report.profiles))
+    profile = report.profiles[name]
+    for (key, label), colour in zip(PARTS.items(), (RED, OTHERS[1], COLOURS["train"]), strict=True):
+        if key in profile.along:
+            _along(axes, profile, key, colour, label, scale=100)
+    axes.set(title=f"Repetition along the stream: {name}", xlabel="position in the split (%)", ylabel="share (%)")
+    axes.set_ylim(bottom=0)
+
+
+def _along(axes: Axes, profile: Profile, key: str, colour: str, label: str, *, scale: float = 1) -> None:
+    """In as many parts as there are documents for: with a few in each, all would be noise."""
+    values, documents = profile.along[key] * scale, int(profile.lengths.sum())
+    parts = next((n for n in (200, 100, 50, 20, 10) if n * PER_PART <= documents and n <= len(values)), 5)
+    groups = values.reshape(parts, -1)
+    read = np.isfinite(groups).any(1)
+    places = (np.arange(parts) + 0.5) / parts * 100
+    axes.plot(places[read], np.nanmean(groups[read], 1), color=colour, lw=1.2, label=label, marker=".", ms=4)
+
+
+def _colour(report: Report, name: str) -> str:
+    return COLOURS.get(name) or OTHERS[list(report.profiles).index(name) % len(OTHERS)]

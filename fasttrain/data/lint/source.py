@@ -1,0 +1,223 @@
+"""A split as the checks see it: pieces of its tokens, one after the other or far apart, with the documents in them.
+
+A piece carries some tokens of its neighbours, so that a check which looks a little around needs no memory of the piece
+before, and finds the same whatever the size of pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from fasttrain.data.lint.findings import Example, Finding, Severity
+from fasttrain.data.stream import DocumentEnds
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+BEFORE, AFTER = 128, 64  # tokens of the neighbours: what the checks look around, and more
+BINS = 200  # along the stream, for the plot
+EXCERPT = 12  # tokens of an example on either side
+
+
+class Stream(Protocol):
+    """Tokens in a row."""
+
+    separator: int | None
+    document_ends: DocumentEnds | None  # None: a document begins at every separator
+
+    def __len__(self) -> int: ...
+    def windows(self, starts: np.ndarray, length: int) -> np.ndarray: ...
+
+
+class Lintable(Protocol):
+    """What the linter asks of a dataset."""
+
+    path: Path
+
+    @property
+    def vocab(self) -> int: ...
+    def split(self, name: str) -> Any: ...  # a Stream
+    def tokenizer(self) -> Tokenizer | None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Tokens [start, stop) of the stream. All positions are those of the stream."""
+
+    start: int
+    stop: int
+    around: np.ndarray  # the tokens from `first` on, those of the neighbours included
+    first: int
+    begins: np.ndarray  # where documents begin in it
+    ends: np.ndarray  # where documents end, from `start` to `stop`: those whose length is known,
+    lengths: np.ndarray  # and their lengths, the separator included
+    documents_before: int  # that begin before `start`; 0 where nobody has counted
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return self.around[self.start - self.first : self.stop - self.first]
+
+
+class Tally:
+    """How often something was seen, and where first."""
+
+    def __init__(self, keep: int, count: int = 0) -> None:
+        self._keep, self.count = keep, count
+        self.places: list[int] = []
+
+    def add(self, places: np.ndarray) -> None:
+        self.count += len(places)
+        self.places += places[: self._keep - len(self.places)].tolist()
+
+    def counted(self, count: int, *, skip: int = 0) -> Tally:
+        """Another count for the same places, but for the first."""
+        other = Tally(self._keep, count)
+        other.places = self.places[skip:]
+        return other
+
+
+class Source:
+    """A split, its documents, and its tokenizer if that can be read."""
+
+    def __init__(self, dataset: Lintable, split: str, tokenizer: Tokenizer | None, *, max_examples: int) -> None:
+        self.split, self.vocab, self.tokenizer, self.max_examples = split, dataset.vocab, tokenizer, max_examples
+        self.stream: Stream = dataset.split(split)
+        self.separator = self.stream.separator
+        self.ends = self.stream.document_ends
+
+    def __len__(self) -> int:
+        return len(self.stream)
+
+    @property
+    def indexed(self) -> bool:
+        return self.ends is not None
+
+    def pieces(self, size: int) -> Iterator[Piece]:
+        """All of the stream."""
+        documents = _Indexed(self.ends) if self.ends is not None else _Separated(self.separator, len(self))
+        for start in range(0, len(self), size):
+            stop = min(start + size, len(self))
+            first, last = max(0, start - BEFORE), min(len(self), stop + AFTER)
+            yield self._piece(start, stop, self.read(first, last - first), documents)
+
+    def samples(self, count: int, size: int) -> Iterator[Piece]:
+        """`count` pieces, evenly spread, or all of the stream if that is not longer."""
+        if len(self) <= count * size:
+            yield from self.pieces(size)
+            return
+        documents = _Indexed(self.ends) if self.ends is not None else _Separated(self.separator, len(self))
+        length = BEFORE + size + AFTER
+        firsts = np.linspace(0, len(self) - length, count).astype(np.int64)
+        for first, around in zip(firsts.tolist(), self.stream.windows(firsts, length), strict=True):  # read at once
+            yield self._piece(first + BEFORE, first + BEFORE + size, around, documents)
+
+    def read(self, start: int, length: int) -> np.ndarray:
+        return self.stream.windows(np.array([start], np.int64), length)[0]
+
+    def example(self, offset: int) -> Example:
+        """What stands around a token."""
+        begin = max(0, offset - EXCERPT)
+        tokens = self.read(begin, min(2 * EXCERPT, len(self) - begin)).tolist()
+        return Example(split=self.split, document=self.document(offset), offset=offset, text=self.decoded(tokens))
+
+    def tally(self) -> Tally:
+        return Tally(self.max_examples)
+
+    def finding(
+        self, check: str, severity: Severity, seen: Tally | int, of: int, unit: str, text: str, **figures: float
+    ) -> Finding:
+        """A finding of this split, with examples where it is not ok."""
+        seen = seen if isinstance(seen, Tally) else Tally(0, seen)
+        examples = () if severity == "ok" else tuple(self.example(place) for place in seen.places)
+        return Finding(
+            check=check, split=self.split, severity=severity, count=seen.count, of=of, unit=unit, text=text,
+            examples=examples, figures=figures,
+        )  # fmt: skip
+
+    def document(self, offset: int) -> int | None:
+        """The document that holds a token."""
+        return None if self.ends is None else int(self.ends.searchsorted(np.array([offset]), side="right")[0])
+
+    def decoded(self, tokens: list[int]) -> str:
+        if self.tokenizer is None or min(tokens) < 0 or max(tokens) >= self.tokenizer.get_vocab_size():
+            return " ".join(map(str, tokens))
+        return self.tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def name(self, token: int) -> str:
+        """An id as people know it."""
+        spelled = None if self.tokenizer is None else self.tokenizer.id_to_token(token)
+        return str(token) if spelled is None else f"{token} ({spelled})"
+
+    @cached_property
+    def special(self) -> dict[int, str]:
+        """Tokens that stand for no text, but the separator."""
+        if self.tokenizer is None:
+            return {}
+        added = self.tokenizer.get_added_tokens_decoder()
+        return {id: token.content for id, token in added.items() if token.special and id != self.separator}
+
+    def bins(self, offsets: np.ndarray) -> np.ndarray:  # -> (BINS,) int64
+        """How many lie in each part of the stream."""
+        return np.bincount(offsets * BINS // len(self), minlength=BINS)
+
+    def bins_of(self, piece: Piece) -> np.ndarray:  # -> (BINS,) int64
+        """How many of its tokens lie in each part of the stream."""
+        edges = -(-np.arange(BINS + 1) * len(self) // BINS)
+        return np.clip(np.minimum(edges[1:], piece.stop) - np.maximum(edges[:-1], piece.start), 0, None)
+
+    def _piece(self, start: int, stop: int, around: np.ndarray, documents: _Indexed | _Separated) -> Piece:
+        first = max(0, start - BEFORE)
+        begins, ends, lengths, before = documents.within(start, stop, around[start - first : stop - first])
+        return Piece(
+            start=start, stop=stop, around=around, first=first, begins=begins, ends=ends, lengths=lengths,
+            documents_before=before,
+        )  # fmt: skip
+
+
+class _Indexed:
+    """Documents by their index."""
+
+    def __init__(self, ends: DocumentEnds) -> None:
+        self._ends = ends
+
+    def within(self, start: int, stop: int, _: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+        edges = np.array([start, stop], np.int64)  # int64: numpy would convert the whole index to the type of others
+        left, right = (self._ends.searchsorted(edges, side=side).tolist() for side in ("left", "right"))
+        first = right[0] if start else 0
+        before = self._ends[np.array([first - 1])] if first else np.zeros(1, np.int64)
+        begins, ends = self._ends[np.arange(*left)], self._ends[np.arange(first, right[1])]
+        if start == 0:
+            return np.concatenate([before, begins]), ends, np.diff(ends, prepend=before), 0
+        return begins, ends, np.diff(ends, prepend=before), left[0] + 1
+
+
+class _Separated:
+    """Documents of a stream without an index: each begins with a separator, the first wherever the stream begins."""
+
+    def __init__(self, separator: int | None, tokens: int) -> None:
+        self._separator, self._tokens = separator, tokens
+        self._stop = self._count = 0
+        self._begin: int | None = None  # of the document that runs on; None: not seen
+
+    def within(self, start: int, stop: int, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+        none = np.empty(0, np.int64)
+        begins = none if self._separator is None else np.flatnonzero(tokens == self._separator) + start
+        if start == 0 and not (len(begins) and begins[0] == 0):
+            begins = np.concatenate([[0], begins])
+        known = begins
+        if start and start == self._stop and self._begin is not None:
+            known = np.concatenate([[self._begin], begins])
+        ends = np.append(known[1:], stop) if stop == self._tokens and len(known) else known[1:]
+        lengths = ends - known[: len(ends)]
+        before, self._count = self._count, self._count + len(begins)
+        self._stop, self._begin = stop, int(known[-1]) if len(known) else None
+        return begins, ends, lengths, before
