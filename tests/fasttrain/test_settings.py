@@ -275,7 +275,7 @@ def test_data_and_validation_sets_are_those_that_are_named(tmp_path: Path, capsy
 def test_files_of_another_program_train_as_the_same_tokens_prepared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And what is said of them acts: another separator makes other documents, and without tokenizer there is no text."""
+    """And what is said of them acts: another separator makes other documents; without tokenizer there is no text."""
     default = open_dataset()
     for split, name in (("train", "train.bin"), ("validation", "val.bin")):
         stream = default.split(split)
