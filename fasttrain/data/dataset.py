@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fasttrain.data.manifest import Manifest
+from fasttrain.data.sources import Source, read_source
 from fasttrain.data.stream import TokenStream
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Dataset:
     @property
     def digest(self) -> str:
         """Equal for equal data, wherever it came from: dataset.json holds the checksums of everything else."""
-        return hashlib.sha256(replace(self.manifest, source="").dump().encode()).hexdigest()
+        return hashlib.sha256(self.manifest.without_origin().dump().encode()).hexdigest()
 
     def split(self, name: str) -> TokenStream:
         """ "train" or "validation"."""
@@ -73,6 +73,15 @@ class Dataset:
         """Text bytes per token, separators counted as tokens: bits per byte = nats per token / ln 2 / this."""
         split = self.manifest.splits[name]
         return split.bytes / split.tokens
+
+    def source(self, name: str, document: int) -> Source | None:
+        """The file and place that a document of a split came from; None if the dataset does not know."""
+        split = self.manifest.splits[name]
+        if not 0 <= document < split.documents:
+            raise ValueError(f"dataset: {self.path} has no document {document} in {name}, which has {split.documents}")
+        if split.sources is None or self.manifest.sources is None:
+            return None
+        return read_source(self.path / split.sources.name, self.path / self.manifest.sources.name, document)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the tokens, verified."""

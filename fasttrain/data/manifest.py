@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from fasttrain.data.sources import RECORD
 
 FORMAT = "fasttrain dataset"
 VERSION = 1
@@ -56,6 +58,7 @@ class Split:
     bytes: int  # of text, before it became tokens
     shards: tuple[File, ...]
     index: File
+    sources: File | None = None  # where each document came from (sources.py)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +71,17 @@ class Manifest:
     separator: int
     tokenizer: File
     splits: dict[str, Split]
+    sources: File | None = None  # the files that documents came from
+    report: File | None = None  # the documents that were left out, and why
+    left_out: dict[str, int] | None = None  # how many, by reason
 
     def dump(self) -> str:
-        return json.dumps(dict(format=FORMAT, version=VERSION) | asdict(self), indent=1) + "\n"
+        return json.dumps(dict(format=FORMAT, version=VERSION) | _stated(asdict(self)), indent=1) + "\n"
+
+    def without_origin(self) -> Manifest:
+        """What is equal for equal data, wherever it came from."""
+        splits = {name: replace(split, sources=None) for name, split in self.splits.items()}
+        return replace(self, source="", sources=None, report=None, left_out=None, splits=splits)
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
@@ -104,8 +115,8 @@ class Manifest:
         return manifest
 
     def files(self) -> list[File]:
-        shards = [file for split in self.splits.values() for file in (*split.shards, split.index)]
-        return [self.tokenizer, *shards]
+        shards = [file for split in self.splits.values() for file in (*split.shards, split.index, split.sources)]
+        return [file for file in (self.tokenizer, self.sources, self.report, *shards) if file]
 
     def _check(self, directory: Path) -> None:
         """Sizes only: nothing but directory entries is read, whatever the size of the dataset."""
@@ -114,6 +125,11 @@ class Manifest:
         width = {"uint16": 2, "uint32": 4}.get(self.dtype)
         for name, split in self.splits.items():
             written = sum(shard.size for shard in split.shards)
+            if split.sources and split.sources.size != RECORD.itemsize * split.documents:
+                raise ValueError(
+                    f"dataset: {directory / NAME} contradicts itself: {name} has {split.documents} documents, and "
+                    f"{split.sources.size} bytes of sources; {AGAIN}"
+                )
             if width is None or written != width * split.tokens or split.index.size != 8 * split.documents:
                 raise ValueError(
                     f"dataset: {directory / NAME} contradicts itself: {name} has {split.tokens} tokens of {self.dtype} "
@@ -123,10 +139,23 @@ class Manifest:
 
 def _parsed(found: dict[str, Any]) -> Manifest:
     splits = {
-        name: Split(**split | dict(shards=tuple(File(**s) for s in split["shards"]), index=File(**split["index"])))
+        name: Split(
+            **split | dict(shards=tuple(File(**s) for s in split["shards"])) | _files(split, "index", "sources")
+        )
         for name, split in found["splits"].items()
     }
-    return Manifest(**found | dict(tokenizer=File(**found["tokenizer"]), splits=splits))
+    return Manifest(**found | _files(found, "tokenizer", "sources", "report") | dict(splits=splits))
+
+
+def _files(found: dict[str, Any], *names: str) -> dict[str, File]:
+    return {name: File(**found[name]) for name in names if name in found}
+
+
+def _stated(value: Any) -> Any:
+    """Without what is None: a dataset that has no sources does not mention them."""
+    if isinstance(value, dict):
+        return {key: _stated(inner) for key, inner in value.items() if inner is not None}
+    return value
 
 
 def _not_a_dataset(directory: Path) -> Exception:

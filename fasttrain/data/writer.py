@@ -6,11 +6,14 @@ import hashlib
 import os
 import shutil
 import uuid
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fasttrain.data.manifest import NAME, PARTIAL, File, Manifest, Split
+from fasttrain.data.sources import RECORD, SourceFile
 
 SHARD_TOKENS = 2**30  # 2 or 4 GB: convenient to copy, and a trillion tokens still are a thousand files
 
@@ -24,6 +27,11 @@ def holds_out(document: bytes, share: float) -> bool:
     return int.from_bytes(digest, "little") < share * 2**64
 
 
+def refuse_to_overwrite(path: Path) -> None:
+    if path.exists():
+        raise FileExistsError(f"dataset: {path} exists; choose another directory, or delete it first")
+
+
 class DatasetWriter:
     """Use as a context: leaving it publishes the dataset, an exception within it discards everything.
 
@@ -31,34 +39,55 @@ class DatasetWriter:
     """
 
     def __init__(
-        self, path: Path, *, tokenizer: str, vocab: int, separator: int, source: str, shard_tokens: int = SHARD_TOKENS
+        self,
+        path: Path,
+        *,
+        tokenizer: str,
+        vocab: int,
+        separator: int,
+        source: str,
+        shard_tokens: int = SHARD_TOKENS,
+        files: list[SourceFile] | None = None,  # that documents come from; `add` then says which, and where
     ) -> None:
         self.path = Path(path)
-        self._refuse_to_overwrite()
-        self._tokenizer, self._vocab, self._separator, self._source = tokenizer, vocab, separator, source
-        self._dtype = np.dtype("<u2" if vocab <= 2**16 else "<u4")
-        self._shard_tokens = shard_tokens
-        self._splits: dict[str, _SplitFiles] = {}
+        refuse_to_overwrite(self.path)
+        self._vocab, self._separator = vocab, separator
+        self._described = dict(tokenizer=tokenizer, source=source)
+        self._sources = files
         self._partial = self.path.parent / f".{self.path.name}{PARTIAL}{uuid.uuid4().hex[:8]}"
         self._partial.mkdir(parents=True)
+        self._files = DatasetFiles(self._partial, vocab=vocab, separator=separator, shard_tokens=shard_tokens)
 
-    def add(self, split: str, tokens: np.ndarray, *, num_bytes: int) -> None:  # (n,) integers
+    def add(
+        self,
+        split: str,
+        tokens: np.ndarray,  # (n,) integers
+        *,
+        num_bytes: int,
+        source: tuple[int, int, int, int] | None = None,  # a RECORD
+    ) -> None:
         """Append a document of `num_bytes` bytes of text. The separator is written here, once."""
+        number = self._files.documents(split)
         if len(tokens) == 0:
-            raise ValueError(f"dataset: document {self._count(split)} of {split} is empty; leave empty documents out")
+            raise ValueError(f"dataset: document {number} of {split} is empty; leave empty documents out")
         if tokens.min() < 0 or tokens.max() >= self._vocab:
             raise ValueError(
-                f"dataset: document {self._count(split)} of {split} has tokens from {tokens.min()} to {tokens.max()}, "
+                f"dataset: document {number} of {split} has tokens from {tokens.min()} to {tokens.max()}, "
                 f"outside the vocabulary of {self._vocab}; is this the right tokenizer?"
             )
         if (tokens == self._separator).any():
             raise ValueError(
-                f"dataset: document {self._count(split)} of {split} contains the separator {self._separator}, which is "
+                f"dataset: document {number} of {split} contains the separator {self._separator}, which is "
                 "added between documents; encode text without special tokens"
             )
-        if split not in self._splits:
-            self._splits[split] = _SplitFiles(self._partial, split, self._shard_tokens)
-        self._splits[split].add(np.concatenate([[self._separator], tokens]).astype(self._dtype), num_bytes)
+        assert (source is None) == (self._sources is None), "all documents have a source, or none"
+        self._files.add(
+            split,
+            np.concatenate([[self._separator], tokens]).astype(self._files.dtype),
+            lengths=np.array([len(tokens) + 1]),
+            num_bytes=num_bytes,
+            sources=None if source is None else np.array([source], RECORD),
+        )
 
     def __enter__(self) -> DatasetWriter:
         return self
@@ -66,65 +95,132 @@ class DatasetWriter:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
-                self._publish()
+                if self._sources is not None:
+                    self._described["sources"] = "".join(file.dump() for file in self._sources)
+                self._files.publish(self.path, **self._described)
         finally:
             shutil.rmtree(self._partial, ignore_errors=True)  # gone already once published
 
-    def _publish(self) -> None:
+
+class DatasetFiles:
+    """The growing files of a dataset in a directory: what `sync` returned goes on where they were then."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        vocab: int,
+        separator: int,
+        shard_tokens: int = SHARD_TOKENS,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        self._directory, self._vocab, self._separator, self._shard_tokens = directory, vocab, separator, shard_tokens
+        self.dtype = np.dtype("<u2" if vocab <= 2**16 else "<u4")
+        self._splits = {
+            name: _SplitFiles(directory, name, shard_tokens, split) for name, split in (state or {}).items()
+        }
+
+    def documents(self, split: str) -> int:
+        return self._splits[split].documents if split in self._splits else 0
+
+    def add(
+        self,
+        split: str,
+        tokens: np.ndarray,  # (n,) of self.dtype: documents in a row, each begun by the separator
+        *,
+        lengths: np.ndarray,  # tokens of each document
+        num_bytes: int,  # of their text
+        sources: np.ndarray | None = None,  # a RECORD of each
+    ) -> None:
+        if not len(lengths):
+            return
+        if split not in self._splits:
+            self._splits[split] = _SplitFiles(self._directory, split, self._shard_tokens, None)
+        self._splits[split].add(tokens, lengths, num_bytes, sources)
+
+    def sync(self) -> dict[str, Any]:
+        """Everything is on the disk; what to go on from."""
+        return {name: files.sync() for name, files in self._splits.items()}
+
+    def publish(
+        self,
+        path: Path,
+        *,
+        tokenizer: str,
+        source: str,
+        sources: str | None = None,
+        report: File | None = None,
+        left_out: dict[str, int] | None = None,
+    ) -> None:
+        """Give the directory its name, with a dataset.json in it."""
         if not self._splits:
-            raise ValueError(f"dataset: no documents for {self.path}; check the inputs")
-        tokenizer = _GrowingFile(self._partial / "tokenizer.json")
-        tokenizer.write(self._tokenizer.encode())
+            raise ValueError(f"dataset: no documents for {path}; check the inputs")
         manifest = Manifest(
-            source=self._source,
-            dtype=self._dtype.name,
+            source=source,
+            dtype=self.dtype.name,
             vocab=self._vocab,
             separator=self._separator,
-            tokenizer=tokenizer.close(),
-            splits={name: files.close() for name, files in self._splits.items()},
+            tokenizer=write_file(self._directory / "tokenizer.json", tokenizer),
+            # in the order of their names, whatever the order of documents
+            splits={name: self._splits[name].close() for name in sorted(self._splits)},
+            sources=None if sources is None else write_file(self._directory / "sources.jsonl", sources),
+            report=report,
+            left_out=left_out,
         )
-        description = _GrowingFile(self._partial / NAME)
-        description.write(manifest.dump().encode())
-        description.close()
-        _sync(self._partial)
+        write_file(self._directory / NAME, manifest.dump())
+        sync_directory(self._directory)
         try:
-            os.rename(self._partial, self.path)
+            os.rename(self._directory, path)
         except OSError:
-            self._refuse_to_overwrite()  # another process was faster
+            refuse_to_overwrite(path)  # another process was faster
             raise
-        _sync(self.path.parent)
-
-    def _refuse_to_overwrite(self) -> None:
-        if self.path.exists():
-            raise FileExistsError(f"dataset: {self.path} exists; choose another directory, or delete it first")
-
-    def _count(self, split: str) -> int:
-        return self._splits[split].documents if split in self._splits else 0
+        sync_directory(path.parent)
 
 
 class _SplitFiles:
-    """Shards and document index of one split, growing."""
+    """Shards, document index and sources of one split, growing."""
 
-    def __init__(self, directory: Path, name: str, shard_tokens: int) -> None:
+    def __init__(self, directory: Path, name: str, shard_tokens: int, state: dict[str, Any] | None) -> None:
         self._directory, self._name, self._shard_tokens = directory, name, shard_tokens
-        self.documents = self._tokens = self._bytes = 0
-        self._shards: list[File] = []
-        self._shard = self._next_shard()
-        self._room = shard_tokens
-        self._index = _GrowingFile(directory / f"{name}.documents")
+        state = state or dict(documents=0, tokens=0, bytes=0, shards=[], room=shard_tokens, open={})
+        self.documents, self._tokens, self._bytes = state["documents"], state["tokens"], state["bytes"]
+        self._shards = [File(**shard) for shard in state["shards"]]
+        self._room = state["room"]
+        sizes = state["open"]
+        self._shard = self._open_shard(sizes.get("shard", 0))
+        self._index = GrowingFile(directory / f"{name}.documents", sizes.get("index", 0))
+        self._sources: GrowingFile | None = None
+        if "sources" in sizes:
+            self._sources = self._open_sources(sizes["sources"])
 
-    def add(self, tokens: np.ndarray, num_bytes: int) -> None:
-        self.documents += 1
+    def add(self, tokens: np.ndarray, lengths: np.ndarray, num_bytes: int, sources: np.ndarray | None) -> None:
+        self._index.write((self._tokens + np.cumsum(lengths)).astype("<i8").tobytes())
+        self.documents += len(lengths)
         self._tokens += len(tokens)
         self._bytes += num_bytes
-        self._index.write(np.array([self._tokens], "<i8").tobytes())
+        if sources is not None:
+            self._sources = self._sources or self._open_sources(0)
+            self._sources.write(sources.tobytes())
         while len(tokens):
             if not self._room:
                 self._shards.append(self._shard.close())
-                self._shard, self._room = self._next_shard(), self._shard_tokens
+                self._shard, self._room = self._open_shard(0), self._shard_tokens
             piece, tokens = tokens[: self._room], tokens[self._room :]
             self._shard.write(piece.tobytes())
             self._room -= len(piece)
+
+    def sync(self) -> dict[str, Any]:
+        sizes = dict(shard=self._shard.sync(), index=self._index.sync())
+        if self._sources:
+            sizes["sources"] = self._sources.sync()
+        return dict(
+            documents=self.documents,
+            tokens=self._tokens,
+            bytes=self._bytes,
+            shards=[asdict(shard) for shard in self._shards],
+            room=self._room,
+            open=sizes,
+        )
 
     def close(self) -> Split:
         return Split(
@@ -133,34 +229,59 @@ class _SplitFiles:
             bytes=self._bytes,
             shards=(*self._shards, self._shard.close()),
             index=self._index.close(),
+            sources=self._sources.close() if self._sources else None,
         )
 
-    def _next_shard(self) -> _GrowingFile:
-        return _GrowingFile(self._directory / f"{self._name}-{len(self._shards):05}.tokens")
+    def _open_shard(self, size: int) -> GrowingFile:
+        return GrowingFile(self._directory / f"{self._name}-{len(self._shards):05}.tokens", size)
+
+    def _open_sources(self, size: int) -> GrowingFile:
+        return GrowingFile(self._directory / f"{self._name}.sources", size)
 
 
-class _GrowingFile:
+class GrowingFile:
     """A file whose checksum is known as soon as it is written, and which is on the disk when closed."""
 
-    def __init__(self, path: Path) -> None:
-        self._name = path.name
-        self._file = open(path, "wb", buffering=2**20)  # noqa: SIM115 (lives as long as this)
+    def __init__(self, path: Path, size: int = 0) -> None:
+        """size: of what is there already, and stays; the rest of the file is cut off."""
+        self._path = path
+        self._file = open(path, "r+b" if size else "wb", buffering=2**20)  # noqa: SIM115 (lives as long as this)
         self._hash = hashlib.sha256()
         self._size = 0
+        while self._size < size:
+            data = self._file.read(min(2**20, size - self._size))
+            if not data:
+                raise ValueError(f"dataset: {path} has {self._size} bytes instead of {size}; prepare it from the start")
+            self._hash.update(data)
+            self._size += len(data)
+        self._file.truncate(size)
+        self._file.seek(size)
 
     def write(self, data: bytes) -> None:
         self._file.write(data)
         self._hash.update(data)
         self._size += len(data)
 
-    def close(self) -> File:
+    def sync(self) -> int:
+        """Everything is on the disk; the size."""
         self._file.flush()
         os.fsync(self._file.fileno())
+        return self._size
+
+    def close(self) -> File:
+        self.sync()
         self._file.close()
-        return File(name=self._name, size=self._size, sha256=self._hash.hexdigest())
+        return File(name=self._path.name, size=self._size, sha256=self._hash.hexdigest())
 
 
-def _sync(directory: Path) -> None:
+def write_file(path: Path, text: str) -> File:
+    """A file with this text, on the disk."""
+    file = GrowingFile(path)
+    file.write(text.encode("utf-8", "surrogateescape"))  # names of files need not be UTF-8
+    return file.close()
+
+
+def sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
