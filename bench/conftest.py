@@ -32,7 +32,7 @@ def report(request):
         lines = request.config.stash[_lines]
         lines.append(f"\n{name}")
         for contender, row in table.items():
-            lines.append(f"  {contender:<28}" + "".join(f"{key} {value:8.3f}   " for key, value in row.items()))
+            lines.append(f"  {contender:<42}" + "".join(f"{key} {value:8.3f}   " for key, value in row.items()))
         if request.config.getoption("--store"):
             machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
             text = json.dumps(dict(machine=machine, table=table), indent=1)
