@@ -15,6 +15,7 @@ import numpy as np
 from fasttrain.data.manifest import NAME, PARTIAL, File, Manifest, Split
 from fasttrain.data.sources import RECORD, SourceFile
 
+TOKENIZER = "tokenizer.json"
 SHARD_TOKENS = 2**30  # 2 or 4 GB: convenient to copy, and a trillion tokens still are a thousand files
 
 
@@ -52,8 +53,7 @@ class DatasetWriter:
         self.path = Path(path)
         refuse_to_overwrite(self.path)
         self._vocab, self._separator = vocab, separator
-        self._described = dict(tokenizer=tokenizer, source=source)
-        self._sources = files
+        self._tokenizer, self._source, self._sources = tokenizer, source, files
         self._partial = self.path.parent / f".{self.path.name}{PARTIAL}{uuid.uuid4().hex[:8]}"
         self._partial.mkdir(parents=True)
         self._files = DatasetFiles(self._partial, vocab=vocab, separator=separator, shard_tokens=shard_tokens)
@@ -95,9 +95,8 @@ class DatasetWriter:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
-                if self._sources is not None:
-                    self._described["sources"] = "".join(file.dump() for file in self._sources)
-                self._files.publish(self.path, **self._described)
+                sources = None if self._sources is None else "".join(file.dump() for file in self._sources)
+                self._files.publish(self.path, tokenizer=self._tokenizer, source=self._source, sources=sources)
         finally:
             shutil.rmtree(self._partial, ignore_errors=True)  # gone already once published
 
@@ -160,7 +159,7 @@ class DatasetFiles:
             dtype=self.dtype.name,
             vocab=self._vocab,
             separator=self._separator,
-            tokenizer=write_file(self._directory / "tokenizer.json", tokenizer),
+            tokenizer=write_file(self._directory / TOKENIZER, tokenizer),
             # in the order of their names, whatever the order of documents
             splits={name: self._splits[name].close() for name in sorted(self._splits)},
             sources=None if sources is None else write_file(self._directory / "sources.jsonl", sources),
