@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fasttrain.data import open_dataset
-from fasttrain.data.lint import Finding, Report, lint, split_names
+from fasttrain.data import AnyDataset, Described, ForeignDataset, open_dataset
+from fasttrain.data.lint import Finding, Report, lint
 from fasttrain.process import mistakes_without_traceback
 
 STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
@@ -28,8 +28,8 @@ def main(arguments: Sequence[str]) -> int:
     with mistakes_without_traceback("fasttrain data lint"):
         if options.plot is not None:
             from fasttrain.data.lint.plot import draw  # before the work, so that a missing matplotlib shows at once
-        dataset = open_dataset(options.directory)
-        names = options.split or split_names(dataset)
+        dataset = _opened(options)
+        names = options.split or dataset.splits
         total = sum(len(dataset.split(name)) for name in names)
         console = Console(stderr=True)
         with Progress(
@@ -53,10 +53,25 @@ def main(arguments: Sequence[str]) -> int:
     return report.exit_code(strict=options.strict)
 
 
+def _opened(options: argparse.Namespace) -> AnyDataset:
+    described = Described(options.tokenizer, options.vocab, options.separator)
+    dataset = open_dataset(options.path, described)
+    if described and not isinstance(dataset, ForeignDataset):
+        raise ValueError(
+            f"--tokenizer, --vocab and --separator are for data that does not say: {dataset.path} is a prepared "
+            "dataset and does; leave them out"
+        )
+    return dataset
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fasttrain data lint", description=__doc__, allow_abbrev=False)
-    parser.add_argument("directory", type=Path, metavar="DIR", help="a prepared dataset")
+    parser.add_argument(
+        "path", nargs="?", type=Path, metavar="DIR", help="as data.path of a run; none: the default one"
+    )
     parser.add_argument("--quick", action="store_true", help="look at samples only: about a second at any size")
+    for name, kind in (("tokenizer", Path), ("vocab", int), ("separator", int)):
+        parser.add_argument(f"--{name}", type=kind, help=f"as data.{name} of a run, for data that does not say")
     parser.add_argument("--split", action="append", metavar="NAME", help="only this split (repeatable)")
     parser.add_argument("--sequence", type=int, metavar="N", help="tokens of a sample, to compare documents with")
     parser.add_argument("--strict", action="store_true", help="fail on warnings too")
@@ -108,7 +123,8 @@ def _print_examples(finding: Finding, console: Console) -> None:
     for example in finding.examples:
         document = "" if example.document is None else f"document {example.document:,}, "
         excerpt = textwrap.shorten(repr(example.text), 400, placeholder=" ...")
-        console.print(f"  {document}token {example.offset:,}: {escape(excerpt)}", overflow="fold")
+        origin = "" if example.source is None else f" ({escape(example.source)})"
+        console.print(f"  {document}token {example.offset:,}{origin}: {escape(excerpt)}", overflow="fold")
 
 
 def _plural(count: int, noun: str) -> str:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from fasttrain.data.lint.findings import Example, Finding, Profile, Report
-from fasttrain.data.lint.run import lint, split_names
+from fasttrain.data.lint.run import lint
 
-__all__ = ["Example", "Finding", "Profile", "Report", "lint", "split_names"]
+__all__ = ["Example", "Finding", "Profile", "Report", "lint"]

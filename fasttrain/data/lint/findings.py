@@ -24,6 +24,7 @@ class Example:
     document: int | None  # counted from 0; None: the stream has no index of documents
     offset: int  # of the token in the split
     text: str  # decoded, or the ids where there is no tokenizer
+    source: str | None = None  # the file that the document came from, if the dataset knows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,12 +28,9 @@ def draw(report: Report, path: Path) -> None:
     """Four panels; the ending of the name decides about the format."""
     figure = Figure(figsize=(12, 8), layout="constrained")
     errors, warnings = len(report.having("error")), len(report.having("warning"))
-    tokens = sum(report.read.values())
-    what = "samples: " if report.quick else ""
-    figure.suptitle(
-        f"{Path(report.dataset).name}  ({what}{tokens / 1e6:,.1f}M tokens, {errors} errors, {warnings} warnings)",
-        color=RED if errors else "black",
-    )
+    what = "samples of " if report.quick else ""
+    read = f"{what}{Path(report.dataset).name}: {sum(report.read.values()):,} tokens"
+    figure.suptitle(f"{read}; errors: {errors}, warnings: {warnings}", color=RED if errors else "black")
     ((lengths, ranks), (separators, repetition)) = figure.subplots(2, 2)
     _lengths(lengths, report)
     _ranks(ranks, report)
@@ -101,7 +98,7 @@ def _repetition(axes: Axes, report: Report) -> None:
         if key in profile.along:
             _along(axes, profile, key, colour, label, scale=100)
     axes.set(title=f"Repetition along the stream: {name}", xlabel="position in the split (%)", ylabel="share (%)")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, max(1, axes.get_ylim()[1]))
 
 
 def _along(axes: Axes, profile: Profile, key: str, colour: str, label: str, *, scale: float = 1) -> None:
@@ -112,6 +109,7 @@ def _along(axes: Axes, profile: Profile, key: str, colour: str, label: str, *, s
     read = np.isfinite(groups).any(1)
     places = (np.arange(parts) + 0.5) / parts * 100
     axes.plot(places[read], np.nanmean(groups[read], 1), color=colour, lw=1.2, label=label, marker=".", ms=4)
+    axes.set_xlim(0, 100)
 
 
 def _colour(report: Report, name: str) -> str:

@@ -46,7 +46,7 @@ def lint(
     tokenizer, findings = _tokenizer(dataset)
     hasher = None if quick else Hasher(dataset.vocab, piece + STRETCH)
     found: dict[str, _Split] = {}
-    for name in splits or split_names(dataset):
+    for name in splits or dataset.splits:
         source = Source(dataset, name, tokenizer, max_examples=max_examples)
         found[name] = split = _Split(source, hasher, sequence)
         findings += check_index(source, quick=quick)  # before its documents are looked at
@@ -65,12 +65,6 @@ def lint(
         findings=tuple(findings),
         profiles={name: split.profile() for name, split in found.items()},
     )
-
-
-def split_names(dataset: Lintable) -> list[str]:
-    """Of a dataset of any format."""
-    named = getattr(dataset, "splits", None)
-    return list(dataset.manifest.splits if named is None else named)  # type: ignore[attr-defined]
 
 
 def _tokenizer(dataset: Lintable) -> tuple[Tokenizer | None, list[Finding]]:

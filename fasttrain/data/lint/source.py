@@ -42,6 +42,8 @@ class Lintable(Protocol):
 
     @property
     def vocab(self) -> int: ...
+    @property
+    def splits(self) -> list[str]: ...
     def split(self, name: str) -> Any: ...  # a Stream
     def tokenizer(self) -> Tokenizer | None: ...
 
@@ -90,6 +92,7 @@ class Source:
 
     def __init__(self, dataset: Lintable, split: str, tokenizer: Tokenizer | None, *, max_examples: int) -> None:
         self.split, self.vocab, self.tokenizer, self.max_examples = split, dataset.vocab, tokenizer, max_examples
+        self._origin = getattr(dataset, "source", None)
         self.stream: Stream = dataset.split(split)
         self.separator = self.stream.separator
         self.ends = self.stream.document_ends
@@ -127,7 +130,12 @@ class Source:
         """What stands around a token."""
         begin = max(0, offset - EXCERPT)
         tokens = self.read(begin, min(2 * EXCERPT, len(self) - begin)).tolist()
-        return Example(split=self.split, document=self.document(offset), offset=offset, text=self.decoded(tokens))
+        document = self.document(offset)
+        origin = None if self._origin is None or document is None else self._origin(self.split, document)
+        return Example(
+            split=self.split, document=document, offset=offset, text=self.decoded(tokens),
+            source=None if origin is None else str(origin),
+        )  # fmt: skip
 
     def tally(self) -> Tally:
         return Tally(self.max_examples)

@@ -8,10 +8,10 @@ import numpy as np
 
 from fasttrain.data.lint.findings import SYSTEMATIC, Finding, graded
 from fasttrain.data.lint.source import Piece, Source
-from fasttrain.data.lint.text import damage_in
+from fasttrain.data.lint.text import WORDS, damage_in
 
-UNUSED = 0.5  # share of the vocabulary: a larger one is a tokenizer for other text
-OVERUSED = (0.1, 0.5)  # share of one token: the most common word of a language has 5-7%
+UNUSED = 0.5  # share of a vocabulary of words: a larger one is a tokenizer for other text
+OVERUSED = (0.25, 0.6)  # share of one token: a space among letters has 18%, the commonest word among words 5%
 UNKNOWN = (1e-3, 5e-2)  # share of the token that stands for what the tokenizer cannot spell
 OFTEN = 100  # tokens seen per id of the vocabulary, before one that is missing means something
 REPLACEMENTS = ("\ufffd", "ï¿½")  # U+FFFD, as it is and as byte-level tokenizers spell its three bytes
@@ -105,7 +105,7 @@ class Vocabulary:
                 f"{share:.0%} of the tokens are {source.name(top)}: padding, or text of little else; look at it, and "
                 "leave padding out"
             )
-        elif unused > UNUSED * source.vocab and seen > OFTEN * source.vocab:
+        elif unused > UNUSED * source.vocab and source.vocab >= WORDS and seen > OFTEN * source.vocab:
             severity = "warning"
             text = (
                 f"{unused / source.vocab:.0%} of the vocabulary never occurs in {seen:,} tokens: it was made for other "
