@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fasttrain.data import Dataset, corpus, holds_out, open_dataset, standard_library
+from fasttrain.data.prepare.tokenizer import SEPARATOR
 
 NAME = f"stdlib-{platform.python_version()}-bpe4096-v{corpus.RECIPE}"
 
@@ -17,7 +18,7 @@ NAME = f"stdlib-{platform.python_version()}-bpe4096-v{corpus.RECIPE}"
 def sources(tmp_path: Path) -> Path:
     """A small standard library."""
     files = {f"package{i % 7}/module{i}.py": f"def function{i}(x):\n    return x + {i * 37}  # é\n" for i in range(150)}
-    files |= {"spells.py": f"SEPARATOR = '{corpus.SEPARATOR}'\n", "empty.py": "", "blank.py": "\n  \n"}
+    files |= {"spells.py": f"SEPARATOR = '{SEPARATOR}'\n", "empty.py": "", "blank.py": "\n  \n"}
     left_out = {f"{name}/secret.py": "secret = 'not to be read'\n" for name in corpus.LEFT_OUT}
     for name, text in (
         files | left_out | {"package1/test/secret.py": "secret = 2\n", "notes.txt": "no source"}
@@ -42,11 +43,17 @@ def test_documents_come_back_whole_each_in_one_split(tmp_path, sources):
     dataset = Dataset(path)
     dataset.verify()
     train, validation = documents(dataset, "train"), documents(dataset, "validation")
-    wanted = corpus._texts(sources)
+    wanted = [text for _, text in corpus._texts(sources)]
     assert len(wanted) == 151  # nothing left out, empty, blank or not UTF-8
     assert sorted(train + validation) == sorted(wanted)
     assert train == [text for text in wanted if not holds_out(text.encode(), corpus.VALIDATION)]  # in order of paths
     assert 0 < len(validation) < 15
+    for split, texts in (("train", train), ("validation", validation)):
+        for document in (0, len(texts) - 1):
+            source = dataset.source(split, document)
+            assert source.file.path.read_text("utf-8") == texts[document]
+            assert (source.offset, source.size, source.line) == (0, len(texts[document].encode()), 1)
+            assert source.file.is_unchanged()
     sizes = {
         name: sum(len(text.encode()) for text in texts)
         for name, texts in dict(train=train, validation=validation).items()
@@ -83,7 +90,7 @@ def test_the_vocabulary_is_the_tokenizers(tmp_path, sources):
     dataset = Dataset(standard_library(tmp_path, sources=sources))
     tokenizer = dataset.tokenizer()
     assert dataset.vocab == tokenizer.get_vocab_size() <= corpus.VOCAB
-    assert tokenizer.token_to_id(corpus.SEPARATOR) == dataset.separator
+    assert tokenizer.token_to_id(SEPARATOR) == dataset.separator
     text = "any bytes: \x00 \u2603 \U0001f40d"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
