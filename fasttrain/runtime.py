@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,6 +67,9 @@ def start(parallel: config.Parallel) -> Iterator[Runtime]:
         _end_with_parent()
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
+            store=_store_of_this_start(rank, world, timeout),
+            rank=rank,
+            world_size=world,
             timeout=timeout,
             device_id=device if device.type == "cuda" else None,
         )
@@ -116,6 +121,34 @@ def _mesh(device: torch.device, world: int, replicas: int) -> DeviceMesh:
     if replicas == 1:
         return init_device_mesh(device.type, (world,), mesh_dim_names=("shard",))
     return init_device_mesh(device.type, (replicas, world // replicas), mesh_dim_names=("replicate", "shard"))
+
+
+def _store_of_this_start(rank: int, world: int, timeout: timedelta) -> dist.Store:
+    """Where ranks find each other's addresses, with a prefix that no earlier start of the run has used.
+
+    torchrun keeps its store when it starts ranks again, and a rank then finds the address of one that is dead (pytorch
+    issues 135712 and 167288; its count of restarts differs between nodes and cannot be the prefix). So rank 0 invents a
+    name, and every other rank takes it only once a living rank 0 has echoed what that rank has just invented itself.
+    """
+    store, _, _ = next(dist.rendezvous("env://", rank, world, timeout=timeout))
+    own = uuid.uuid4().hex
+    if rank == 0:
+        store.set(_NAME, own)
+        for other in range(1, world):
+            store.set(f"{own}/echo/{other}", store.get(f"{own}/{other}"))
+        return dist.PrefixStore(own, store)
+    deadline = time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < deadline:
+        name = store.get(_NAME).decode()  # of an earlier start, perhaps: then nobody answers
+        store.set(f"{name}/{rank}", own)
+        echo = f"{name}/echo/{rank}"
+        if store.check([echo]) and store.get(echo).decode() == own:
+            return dist.PrefixStore(name, store)
+        time.sleep(0.02)
+    raise TimeoutError(f"rank {rank} heard nothing of rank 0 within {timeout.total_seconds():g} s (parallel.timeout)")
+
+
+_NAME = "fasttrain/start"
 
 
 def _end_with_parent() -> None:

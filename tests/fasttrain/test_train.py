@@ -232,6 +232,18 @@ def test_torchrun_passes_on_that_it_is_to_stop(tmp_path):
     assert events(run, "signal")[0]["step"] == saved == read_metrics(run)[-1]["step"]
 
 
+def test_torchrun_starts_a_run_again_when_a_rank_dies(tmp_path):
+    options = ["--batch.steps", 12, "--checkpoint.every", 2, "--validation.every", 0, "--model.dropout", 0.2]
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    script = Path(__file__).with_name("killed_once.py")
+    argv = [sys.executable, "-m", *launcher, script, *command(tmp_path / "killed", *options)]
+    subprocess.run(argv, env=dict(os.environ, OMP_NUM_THREADS="1"), capture_output=True, timeout=120, check=True)
+    resumed = [event["step"] for event in events(tmp_path / "killed", "resume")]
+    assert len(resumed) == 1
+    assert resumed[0] in (2, 4, 6)  # a save takes place in the background: the last may not have been published
+    assert curve(read_metrics(tmp_path / "killed")) == curve(train(tmp_path / "whole", *options, world=2))
+
+
 def test_changed_settings_are_shown_and_recorded(tmp_path, capsys):
     run = tmp_path / "run"
     train(run)
@@ -251,7 +263,7 @@ def test_other_batches_go_on_in_the_data_where_the_run_was(tmp_path):
     read = Run.read
 
     def noted(self: Run, step: int) -> Any:
-        seen.extend(self.batches.samples_at(step).tolist())
+        seen.extend(self.batches.rows_at(step).samples.tolist())
         return read(self, step)
 
     with patch.object(Run, "read", noted):
@@ -260,6 +272,28 @@ def test_other_batches_go_on_in_the_data_where_the_run_was(tmp_path):
     assert tokens[5:] == [6 * 256, 6 * 256 + 384, 6 * 256 + 2 * 384, 6 * 256 + 3 * 384]
     size = (len(open_dataset().split("train")) - 1) // 16
     assert seen == samples_of_run(6 * 8 * 2, 3 * 24, size=size, seed=0).tolist()
+
+
+def test_a_mixture_goes_on_bitwise_and_with_other_weights_where_each_component_was(tmp_path):
+    mixture = [f"--data.mixture.{name}.path={open_dataset().path}" for name in ("one", "two")]
+    whole = train(tmp_path / "whole", *mixture, "--data.mixture.one.weight", 3)
+    half = train(tmp_path / "half", *mixture, "--data.mixture.one.weight", 3, "--resume", f"{tmp_path / 'whole'}@3")
+    assert curve(half) == curve(whole)[3:]
+    seen = list_checkpoints(tmp_path / "half" / "checkpoints")[-1].facts["used"]
+    assert sum(seen.values()) == 48
+    assert abs(seen["one"] - 36) < 6
+    used: list[dict[str, int]] = []
+    read = Run.read
+
+    def noted(self: Run, step: int) -> Any:
+        used.append(self.batches.used_at(step))
+        return read(self, step)
+
+    with patch.object(Run, "read", noted):
+        train(tmp_path / "half", *mixture, "--data.mixture.two.weight", 9, "--data.sequence", 16, "--batch.steps", 8)
+    assert used[0] == {name: 2 * samples for name, samples in seen.items()}  # of half the length
+    changed = {event["key"] for event in events(tmp_path / "half", "changed setting")}
+    assert changed == {"data.mixture.one.weight", "data.mixture.two.weight", "data.sequence", "batch.steps"}
 
 
 # Mistakes
