@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fasttrain.data import Batches, Dataset, Prefetcher, standard_library
+from fasttrain.data import Batches, Component, Dataset, Prefetcher, standard_library
 
 BUILD_SECONDS = 15  # by the clock, on 2 cores
 FIRST_BATCH_SECONDS = 0.1
@@ -54,6 +54,19 @@ def test_batches_are_made_far_faster_than_anyone_trains(built, report):
             row["masked M/s" if document_mask else "plain M/s"] = sequences * sequence / seconds_of(batches.at) / 1e6
     report("data_rate: tokens of batches from page cache, one core", table)
     assert min(min(row.values()) for row in table.values()) >= TOKENS_PER_SECOND / 1e6
+
+
+def test_a_mixture_is_as_fast(built, report):
+    stream = Dataset(built[0]).split("train")
+    mixture = [Component("half", stream, 0.5), Component("third", stream, 0.3, 100), Component("rest", stream, 0.2)]
+    table = {}
+    for sequences, sequence in SHAPES:
+        row = table[f"{sequences} x {sequence}"] = {}
+        for name, data in (("one dataset M/s", stream), ("three M/s", mixture)):
+            batches = Batches(data, sequence=sequence, sequences=sequences, seed=0, document_mask=True)
+            row[name] = sequences * sequence / seconds_of(batches.at) / 1e6
+    report("data_mixture: tokens of batches from page cache, one core, with document mask", table)
+    assert table["64 x 2048"]["three M/s"] >= TOKENS_PER_SECOND / 1e6
 
 
 def seconds_of(read, steps: int = 30) -> float:

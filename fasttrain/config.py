@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import sys
 import textwrap
 import tomllib
@@ -75,12 +76,26 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Component:
+    """A dataset of a mixture."""
+
+    path: Path
+    """As data.path."""
+    weight: float = 1.0
+    """Its share of the tokens is this over the sum of all weights."""
+    epochs: float = 0.0
+    """It is seen so often at most, and the others take its place from then on; 0: no limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Data:
     """Which tokens, in which order."""
 
     path: Path | None = None
     """A prepared dataset, or one of nanoGPT, llm.c or Megatron; None: Python's own standard library, prepared on first
     use."""
+    mixture: dict[str, Component] = field(default_factory=dict)
+    """Several datasets by name, in place of path: data.mixture.NAME.path, .weight, .epochs."""
     tokenizer: Path | None = None
     """tokenizer.json of data that comes without one; None: no bits per byte, no sample of text."""
     vocab: int | None = None
@@ -95,6 +110,17 @@ class Data:
     """Of the order of samples."""
     prefetch: int = 4
     """Batches read ahead in the background."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.path is None or not self.mixture,
+            f"data.path ({self.path}) and data.mixture ({', '.join(self.mixture)}) exclude each other; add a component "
+            "with that path to the mixture, or leave out one of them",
+        )
+        for name, component in self.mixture.items():
+            weight, epochs = component.weight, component.epochs
+            _require(0 < weight < math.inf, f"data.mixture.{name}.weight ({weight}) must be above 0")
+            _require(0 <= epochs < math.inf, f"data.mixture.{name}.epochs ({epochs}) must be 0, for no limit, or above")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,14 +292,15 @@ def load(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]], prog:
         arguments = [*_arguments(_read(path, sources.error)), *arguments]
     description = (
         f"Sources of the settings, later ones override earlier ones: --recipe NAME ({', '.join(recipes)}), "
-        "--config FILE.toml (repeatable), and the options below."
+        "--config FILE.toml (repeatable), and the options below. Several datasets, in place of --data.path: "
+        "--data.mixture.NAME.path, --data.mixture.NAME.weight and --data.mixture.NAME.epochs, for any NAME."
     )
     try:
         with _keys_of_sections(arguments):
             return tyro.cli(
                 Config,
                 args=arguments,
-                default=recipes[chosen.recipe](),
+                default=_with_components(recipes[chosen.recipe](), arguments),
                 prog=prog,
                 description=description,
                 use_underscores=True,
@@ -281,6 +308,15 @@ def load(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]], prog:
             )
     except ValueError as error:
         sources.error(str(error))
+
+
+def _with_components(default: Config, arguments: Sequence[str]) -> Config:
+    """With a place for every component of data.mixture that arguments name: the parser wants to know them."""
+    prefix = "--data.mixture."
+    names = [argument.removeprefix(prefix).split(".")[0] for argument in arguments if argument.startswith(prefix)]
+    added = {name: Component(path=tyro.MISSING) for name in names if name not in default.data.mixture}
+    mixture = default.data.mixture | added
+    return dataclasses.replace(default, data=dataclasses.replace(default.data, mixture=mixture))
 
 
 @contextmanager
@@ -296,7 +332,7 @@ def _keys_of_sections(arguments: Sequence[str]) -> Iterator[None]:
                 kind = sections.get(section)
                 if argument.startswith("--") and key and dataclasses.is_dataclass(kind):
                     names = [f.name for f in dataclasses.fields(kind)]
-                    if key not in names:
+                    if key.split(".")[0] not in names:
                         print(f"{argument} is unknown; {section} has {', '.join(names)}", file=sys.stderr)
         raise
 
@@ -348,9 +384,17 @@ def summary(config: Config) -> list[str]:
         "break_on_hyphens": False,
     }
     return [
-        textwrap.fill(f"{name:<11}" + " ".join(f"{key}={value}" for key, value in items.items()), **layout)
+        textwrap.fill(f"{name:<11}" + " ".join(f"{key}={value}" for key, value in _dotted(items)), **layout)
         for name, items in sections.items()
     ]
+
+
+def _dotted(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _plain(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 What a setting means for the weights decides whether it may change. The shape of the model and the kind of optimizer may
 not: the checkpoint has no place for them. Everything else may, and every difference is shown and recorded. A run whose
-batches change in size, sequence or dataset goes on in the data where it was: `Origin`.
+batches change in size, sequence or datasets goes on in each dataset where it was: `Origin`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from fasttrain.runtime import Runtime
 FIXED = ("model.", "optim.kind")  # prefixes of settings that cannot change
 FREE = ("model.dropout", "model.attention_dropout")  # but these can
 UNIMPORTANT = ("out", "resume")  # where a run is, and how it was started
-CONTENT = "the dataset's content"
+CONTENT = "content"  # of a dataset; no setting, but it may have changed
+MOVES = ("data.path", "data.mixture", "data.sequence", "batch.sequences", CONTENT)  # what batches depend on
 CHECKPOINTS = "checkpoints"  # in a run's directory
 
 
@@ -48,12 +49,12 @@ class Progress:
 
     def facts(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return asdict(self) | dict(origin=list(self.origin))
+        return asdict(self)
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Progress:
         """From a checkpoint."""
-        return cls(**{**facts, "origin": Origin(*facts["origin"])})
+        return cls(**{**facts, "origin": Origin(**facts["origin"])})
 
 
 def starting_point(settings: Config, runtime: Runtime) -> Checkpoint | None:
@@ -112,16 +113,28 @@ def changes(before: str, after: Config) -> list[Change]:
     return found
 
 
-def origin_after(progress: Progress, before: str, changes: list[Change], settings: Config) -> Origin:
-    """Where the batches of the changed settings begin: after as many tokens, or at the start of another dataset."""
-    keys = {change.key for change in changes}
-    if keys & {"data.path", CONTENT}:
-        return Origin(progress.step, 0)
-    if not keys & {"data.sequence", "batch.sequences"}:
+def changed_content(before: Mapping[str, str], after: Mapping[str, str]) -> list[Change]:
+    """Of datasets that both runs have, by name and digest."""
+    return [
+        Change(key=f"{CONTENT} of {name}" if name else CONTENT, before=before[name][:12], after=digest[:12])
+        for name, digest in after.items()
+        if before.get(name, digest) != digest
+    ]
+
+
+def origin_after(
+    progress: Progress, facts: Mapping[str, Any], changes: list[Change], settings: Config, digests: Mapping[str, str]
+) -> Origin:
+    """Where the batches of the changed settings begin.
+
+    A dataset that has its name and content still goes on after as many tokens; any other one begins.
+    """
+    if not any(change.key.startswith(MOVES) for change in changes):
         return progress.origin
-    old = _flat(tomllib.loads(before))
-    samples = progress.origin.sample + (progress.step - progress.origin.step) * old["batch.sequences"]
-    return Origin(progress.step, -(-samples * old["data.sequence"] // settings.data.sequence))
+    before = _flat(tomllib.loads(facts["config"]))["data.sequence"]
+    kept = {name: samples for name, samples in facts["used"].items() if digests.get(name) == facts["datasets"][name]}
+    used = {name: -(-samples * before // settings.data.sequence) for name, samples in kept.items()}
+    return Origin(progress.step, used)
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -19,7 +19,7 @@ import torch
 import fasttrain
 from fasttrain.checkpoint import Checkpoints, restore
 from fasttrain.config import Config, load, summary, to_toml
-from fasttrain.data import AnyDataset, Batch, Batches, ForeignDataset, Prefetcher, open_data
+from fasttrain.data import Batch, Batches, Prefetcher, TrainingData, training_data
 from fasttrain.generate import continue_text
 from fasttrain.journal import Journal
 from fasttrain.metrics import Stopwatch
@@ -28,10 +28,10 @@ from fasttrain.optim import make_optimizer, make_scaler, set_learning_rate
 from fasttrain.parallel import compiles, distribute
 from fasttrain.process import alone_in, mistakes_without_traceback, stop_signals
 from fasttrain.recipes import RECIPES
-from fasttrain.resume import CHECKPOINTS, CONTENT, Change, Progress, changes, origin_after, starting_point
+from fasttrain.resume import CHECKPOINTS, Change, Progress, changed_content, changes, origin_after, starting_point
 from fasttrain.runtime import Runtime, start
 from fasttrain.step import run_step, seed_step
-from fasttrain.validation import HELD_OUT, ValidationSet, validation_sets
+from fasttrain.validation import HELD_OUT, ValidationSet, mean_score, validation_sets
 
 
 @dataclass(kw_only=True)
@@ -40,7 +40,7 @@ class Run:
 
     settings: Config
     runtime: Runtime
-    dataset: AnyDataset
+    data: TrainingData
     batches: Batches
     validation: dict[str, ValidationSet]
     model: Decoder
@@ -60,7 +60,9 @@ class Run:
         return {
             "progress": self.progress.facts(),
             "config": to_toml(self.settings),
-            "dataset": self.dataset.digest,
+            "dataset": self.data.digest,
+            "datasets": self.data.digests,
+            "used": self.batches.used_at(self.progress.step),
             "world": self.runtime.world,
             "versions": {
                 "fasttrain": fasttrain.__version__,
@@ -98,8 +100,8 @@ def prepare(settings: Config, runtime: Runtime) -> Run:
             f"batch.sequences ({settings.batch.sequences}) must be a multiple of {together}: {runtime.world} ranks "
             f"with micro-batches of {settings.batch.micro} (batch.micro)"
         )
-    dataset = open_data(settings.data)
-    vocab = _vocab(settings, dataset)
+    data = training_data(settings.data)
+    vocab = _vocab(settings, data)
     tokens = settings.batch.steps * settings.batch.sequences * settings.data.sequence
     flops = tokens * flops_per_token(settings.model, vocab, settings.data.sequence)
     compiled, why = compiles(settings.parallel, runtime, flops)
@@ -112,14 +114,12 @@ def prepare(settings: Config, runtime: Runtime) -> Run:
         model.init_weights(settings.seed)
     else:
         facts = checkpoint.facts
-        changed = changes(facts["config"], settings)
-        if facts["dataset"] != dataset.digest:
-            changed.append(Change(key=CONTENT, before=facts["dataset"][:12], after=dataset.digest[:12]))
+        changed = changes(facts["config"], settings) + changed_content(facts["datasets"], data.digests)
         progress = Progress.of(facts["progress"])
-        progress = replace(progress, origin=origin_after(progress, facts["config"], changed, settings))
+        progress = replace(progress, origin=origin_after(progress, facts, changed, settings, data.digests))
         restore(checkpoint, model, optimizer, scaler, group=runtime.files)
     batches = Batches(
-        dataset.split("train"),
+        data.components("train"),
         sequence=settings.data.sequence,
         sequences=settings.batch.sequences,
         seed=settings.data.seed,
@@ -128,9 +128,14 @@ def prepare(settings: Config, runtime: Runtime) -> Run:
         world=runtime.world,
         origin=progress.origin,
     )
+    if batches.end is not None and batches.end < settings.batch.steps:
+        raise ValueError(
+            f"data.mixture: every component has reached its epochs at step {batches.end} of {settings.batch.steps}; "
+            "raise the epochs of one, or lower batch.steps"
+        )
     return Run(
-        settings=settings, runtime=runtime, dataset=dataset, batches=batches, model=model, optimizer=optimizer,
-        validation=validation_sets(dataset, settings, runtime), scaler=scaler, progress=progress, changed=changed,
+        settings=settings, runtime=runtime, data=data, batches=batches, model=model, optimizer=optimizer,
+        validation=validation_sets(data, settings, runtime), scaler=scaler, progress=progress, changed=changed,
         came_from=checkpoint.path if checkpoint else None,
         how_blocks_run="compiled" if compiled else f"not compiled ({why})",
     )  # fmt: skip
@@ -159,7 +164,8 @@ def train(run: Run, journal: Journal) -> int:
                 settings=settings, runtime=runtime, watch=watch, stop=bool(signals),
             )  # fmt: skip
             run.progress = run.progress.after_step(settings)
-            journal.step(step, result, watch.lap(), lr=lr, data_wait=ahead.waited, epoch=run.batches.epoch(step))
+            epochs = {f"epoch/{name}" if name else "epoch": n for name, n in run.batches.epochs_at(step).items()}
+            journal.step(step, result, watch.lap(), lr=lr, data_wait=ahead.waited, **epochs)
             watch.mark("record")
             loss = None
             if _due(step + 1, settings.validation.every, steps):
@@ -178,12 +184,13 @@ def train(run: Run, journal: Journal) -> int:
     return _finish(run, journal, signals)
 
 
-def _vocab(settings: Config, dataset: AnyDataset) -> int:
+def _vocab(settings: Config, data: TrainingData) -> int:
     """Rows of the embedding."""
-    vocab = settings.model.vocab or -(-dataset.vocab // 64) * 64
-    if vocab < dataset.vocab:
+    needed = data.first.vocab
+    vocab = settings.model.vocab or -(-needed // 64) * 64
+    if vocab < needed:
         raise ValueError(
-            f"model.vocab ({vocab}) is smaller than the vocabulary of the data, {dataset.vocab} ({dataset.path}); "
+            f"model.vocab ({vocab}) is smaller than the vocabulary of the data, {needed} ({data.first.path}); "
             "raise it, or leave it out"
         )
     return vocab
@@ -200,14 +207,15 @@ def _model(settings: Config, vocab: int, runtime: Runtime, *, compiled: bool) ->
 def _validate(run: Run, journal: Journal) -> float | None:
     """Score every set; the loss on the held-out documents, if there are some."""
     journal.flush()
-    held_out = None
-    for name, samples in run.validation.items():
-        score = samples.score(run.model)
-        journal.validation(run.progress.step, name, score, score.suspicion(run.dataset.vocab))
-        if name == HELD_OUT:
-            held_out = score.loss
-            run.progress = run.progress.after_validation(score.loss)
-    return held_out
+    scores = {name: samples.score(run.model) for name, samples in run.validation.items()}
+    if mean := mean_score(scores, run.data.weights):
+        scores[HELD_OUT] = mean
+    for name, score in scores.items():
+        journal.validation(run.progress.step, name, score, score.suspicion(run.data.first.vocab))
+    if HELD_OUT not in scores:
+        return None
+    run.progress = run.progress.after_validation(scores[HELD_OUT].loss)
+    return scores[HELD_OUT].loss
 
 
 def _finish(run: Run, journal: Journal, signals: list[int]) -> int:
@@ -234,7 +242,7 @@ def _finish(run: Run, journal: Journal, signals: list[int]) -> int:
 
 
 def _show_sample(run: Run, journal: Journal) -> None:
-    settings, tokenizer, separator = run.settings.validation, run.dataset.tokenizer(), run.dataset.separator
+    settings, tokenizer, separator = run.settings.validation, run.data.tokenizer(), run.data.first.separator
     if not settings.sample or tokenizer is None or separator is None:
         return
     text = continue_text(
@@ -254,11 +262,11 @@ def _announce(run: Run, journal: Journal) -> None:
         journal.note(line)
     journal.note(
         f"{parameters.total / 1e6:,.1f}M parameters ({parameters.non_embedding / 1e6:,.1f}M beside the embedding), "
-        f"{run.batches.samples_per_epoch * settings.data.sequence / 1e6:,.1f}M tokens of data; "
+        f"{sum(run.batches.sizes) * settings.data.sequence / 1e6:,.1f}M tokens of data; "
         f"{runtime.world} rank{'s' * (runtime.world > 1)} on {runtime.device.type} in {runtime.precision}; blocks are "
         f"{run.how_blocks_run}"
     )
-    for line in run.dataset.notes() if isinstance(run.dataset, ForeignDataset) else []:
+    for line in [*run.data.notes(), *_about_mixture(run)]:
         journal.note(line)
     if run.came_from is None:
         journal.event(step, "start", f"a new run in {settings.out}", **run.facts()["versions"])
@@ -270,6 +278,20 @@ def _announce(run: Run, journal: Journal) -> None:
         journal.note(
             f"nothing is left to do: batch.steps is {settings.batch.steps}; raise it, or start another run: --run"
         )
+
+
+def _about_mixture(run: Run) -> list[str]:
+    """What the run will have seen of each component."""
+    if not run.data.mixture:
+        return []
+    batches, T = run.batches, run.settings.data.sequence
+    steps = max(run.settings.batch.steps, run.progress.step)
+    used, epochs, dropouts = batches.used_at(steps), batches.epochs_at(steps), batches.dropouts()
+    return [
+        f"{name}: {used[name] / sum(used.values()):.1%} of the run, {used[name] * T:,} tokens, {epochs[name]:.3g} "
+        f"epochs of {size * T:,}{f', all by step {dropouts[name]}' if dropouts.get(name, steps) < steps else ''}"
+        for name, size in zip(used, batches.sizes, strict=True)
+    ]
 
 
 def _due(done: int, every: int, steps: int) -> bool:

@@ -7,14 +7,23 @@ micro-batches of one shape, and what is missing in the last ones is filled with 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 
 from fasttrain import config
-from fasttrain.data import IGNORED, AnyDataset, Batch, Batches, described_by, open_dataset, tokenizers_differ
+from fasttrain.data import (
+    IGNORED,
+    AnyDataset,
+    Batch,
+    Batches,
+    TrainingData,
+    described_by,
+    open_dataset,
+    tokenizers_differ,
+)
 from fasttrain.model import Decoder
 from fasttrain.runtime import Runtime
 
@@ -26,9 +35,14 @@ class Score:
     """Of one set."""
 
     loss: float  # nats per token
-    bits_per_byte: float | None  # None: nobody knows how long the text is
     accuracy: float  # share of tokens that were the most likely one
     tokens: int
+    bytes_per_token: float | None  # of text; None: nobody knows
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Comparable between tokenizers."""
+        return self.loss / math.log(2) / self.bytes_per_token if self.bytes_per_token else None
 
     @property
     def perplexity(self) -> float:
@@ -80,8 +94,8 @@ class ValidationSet:
         dist.all_reduce(totals)
         loss_sum, hits, tokens = totals.tolist()
         loss = loss_sum / tokens if tokens else math.nan
-        bits_per_byte = loss / math.log(2) / self._bytes_per_token if self._bytes_per_token else None
-        return Score(loss=loss, bits_per_byte=bits_per_byte, accuracy=hits / max(tokens, 1), tokens=int(tokens))
+        accuracy = hits / max(tokens, 1)
+        return Score(loss=loss, accuracy=accuracy, tokens=int(tokens), bytes_per_token=self._bytes_per_token)
 
     def _micro_batches(self) -> Iterator[Batch]:
         batch = self._batches.at(0)
@@ -93,19 +107,41 @@ class ValidationSet:
             yield micro.to(self._runtime.device)
 
 
-def validation_sets(dataset: AnyDataset, settings: config.Config, runtime: Runtime) -> dict[str, ValidationSet]:
-    """The held-out documents of the training data, if it has some, and the sets of the configuration."""
+def validation_sets(data: TrainingData, settings: config.Config, runtime: Runtime) -> dict[str, ValidationSet]:
+    """The held-out documents of the training data, those of each component apart, and the sets of the configuration."""
     sets = {}
-    if "validation" in dataset.splits:
-        sets[HELD_OUT] = ValidationSet(dataset, settings, runtime)
+    for name, dataset in data.datasets.items():
+        if "validation" in dataset.splits:
+            sets[name or HELD_OUT] = ValidationSet(dataset, settings, runtime)
     for name, path in settings.validation.sets.items():
-        if name == HELD_OUT:
-            raise ValueError(f"validation.sets: {HELD_OUT!r} is the name of data.path's own validation split")
-        other = open_dataset(path, described_by(dataset))
-        if difference := tokenizers_differ(dataset, other):
+        if name in {HELD_OUT, *data.datasets}:
+            raise ValueError(
+                f"validation.sets: {name!r} is the name of the training data's own held-out documents; choose another"
+            )
+        other = open_dataset(path, described_by(data.first))
+        if difference := tokenizers_differ(data.first, other):
             raise ValueError(
                 f"validation.sets: {name} ({path}) was prepared with another tokenizer than the training data "
-                f"({dataset.path}): {difference}; prepare it again with {dataset.tokenizer_path or 'that'}"
+                f"({data.first.path}): {difference}; prepare it again with {data.first.tokenizer_path or 'that one'}"
             )
         sets[name] = ValidationSet(other, settings, runtime)
     return sets
+
+
+def mean_score(scores: Mapping[str, Score], weights: Mapping[str, float]) -> Score | None:
+    """Of the components of a mixture, by their weights; None: none of them has a score."""
+    found = {name: weight for name, weight in weights.items() if name in scores}
+    if not found:
+        return None
+
+    def mean(figures: Sequence[float]) -> float:
+        return sum(w * figure for w, figure in zip(found.values(), figures, strict=True)) / sum(found.values())
+
+    parts = [scores[name] for name in found]
+    lengths = [part.bytes_per_token for part in parts if part.bytes_per_token is not None]
+    return Score(
+        loss=mean([part.loss for part in parts]),
+        accuracy=mean([part.accuracy for part in parts]),
+        tokens=sum(part.tokens for part in parts),
+        bytes_per_token=mean(lengths) if len(lengths) == len(parts) else None,
+    )

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from fasttrain.data.batches import IGNORED, Batch, Batches, Origin
+from fasttrain.data.batch import IGNORED, Batch
+from fasttrain.data.batches import Batches, Component, Origin
 from fasttrain.data.corpus import standard_library
 from fasttrain.data.dataset import Dataset
 from fasttrain.data.foreign import Described, ForeignDataset
-from fasttrain.data.opening import AnyDataset, described_by, open_data, open_dataset, tokenizers_differ
+from fasttrain.data.opening import (
+    AnyDataset,
+    TrainingData,
+    described_by,
+    open_data,
+    open_dataset,
+    tokenizers_differ,
+    training_data,
+)
 from fasttrain.data.prefetch import Prefetcher
 from fasttrain.data.stream import TokenStream
 from fasttrain.data.writer import DatasetWriter, holds_out
@@ -16,6 +25,7 @@ __all__ = [
     "AnyDataset",
     "Batch",
     "Batches",
+    "Component",
     "Dataset",
     "DatasetWriter",
     "Described",
@@ -23,10 +33,12 @@ __all__ = [
     "Origin",
     "Prefetcher",
     "TokenStream",
+    "TrainingData",
     "described_by",
     "holds_out",
     "open_data",
     "open_dataset",
     "standard_library",
     "tokenizers_differ",
+    "training_data",
 ]

@@ -3,85 +3,43 @@
 The stream is cut into samples of T + 1 tokens at every T-th token: inputs are the first T, targets the last T, and
 neighbours share a token, so that each token is a target once per epoch (but the first, and fewer than T at the end).
 The samples of a step, in the order of order.py, are dealt out to ranks in contiguous slices, so that their union does
-not depend on the number of ranks.
-
-With a document mask, a document is visible to itself only. cu_seqlens says where documents begin in the flattened
-batch; a sample begins one as well. Positions restart at 0 with each. The last token of a document has the next
-document's first token as its target: that is the separator, the right thing to predict at the end of a text whichever
-document follows. Where a dataset has no separator there, nothing could predict the target, and it is IGNORED.
+not depend on the number of ranks. Of several datasets, mixture.py says which one each sample of the run comes from.
 
 B samples, T tokens of a sample, N documents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fasttrain.data.order import samples_of_run
+from fasttrain.data.batch import IGNORED, Batch
+from fasttrain.data.mixture import Mixture, Part
+from fasttrain.data.order import samples_at
 from fasttrain.data.stream import TokenStream
 
-IGNORED = -100  # a target without a loss: the ignore_index of linear_cross_entropy and of PyTorch
+
+class Component(NamedTuple):
+    """A dataset of the mixture that a run trains on."""
+
+    name: str
+    stream: TokenStream
+    weight: float = 1.0  # its share of the samples is this over the sum of all weights
+    epochs: float = 0.0  # how often it is seen at most; 0: no limit
 
 
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """A rank's share of a step, or a piece of it."""
-
-    samples: np.ndarray  # (B,) int64: sample s is tokens [s * T, s * T + T] of the stream
-    tokens: Tensor  # (B, T) int64
-    targets: Tensor  # (B, T) int64
-    positions: Tensor | None  # (B, T) int32
-    cu_seqlens: Tensor | None  # (N + 1,) int32
-
-    def split(self, rows: int) -> list[Batch]:
-        """Micro-batches of `rows` samples each."""
-        B, T = self.tokens.shape
-        if B % rows:
-            raise ValueError(f"data: {B} sequences of a rank do not divide into micro-batches of {rows}")
-        return [self._rows(first, first + rows, T) for first in range(0, B, rows)]
-
-    def pin_memory(self) -> Batch:
-        """In memory that a GPU can copy from while both sides go on."""
-        return self._apply(Tensor.pin_memory)
-
-    def to(self, device: torch.device | str) -> Batch:
-        """On `device`; the host does not wait for the copy where memory is pinned."""
-        return self._apply(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def _rows(self, first: int, stop: int, T: int) -> Batch:
-        cu_seqlens = self.cu_seqlens
-        if cu_seqlens is not None:  # every row begins a document, so that both ends are among the elements
-            begin, end = torch.searchsorted(cu_seqlens, torch.tensor([first * T, stop * T], dtype=torch.int32)).tolist()
-            cu_seqlens = cu_seqlens[begin : end + 1] - first * T
-        return Batch(
-            samples=self.samples[first:stop],
-            tokens=self.tokens[first:stop],
-            targets=self.targets[first:stop],
-            positions=None if self.positions is None else self.positions[first:stop],
-            cu_seqlens=cu_seqlens,
-        )
-
-    def _apply(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        return replace(
-            self,
-            tokens=change(self.tokens),
-            targets=change(self.targets),
-            positions=None if self.positions is None else change(self.positions),
-            cu_seqlens=None if self.cu_seqlens is None else change(self.cu_seqlens),
-        )
-
-
-class Origin(NamedTuple):
-    """Where batches of one size begin: a run that goes on with another size goes on in the data where it was."""
+@dataclass(frozen=True)
+class Origin:
+    """Where batches begin: a run that goes on with other settings goes on in the data where it was."""
 
     step: int = 0
-    sample: int = 0
+    used: dict[str, int] = field(default_factory=dict)  # samples of each component, by name
 
 
 class Batches:
@@ -89,7 +47,7 @@ class Batches:
 
     def __init__(
         self,
-        stream: TokenStream,
+        data: TokenStream | Sequence[Component],
         *,
         sequence: int,  # T
         sequences: int,  # of a step, over all ranks
@@ -103,61 +61,116 @@ class Batches:
             raise ValueError(f"data: {sequences} sequences of a step do not divide among {world} ranks")
         if seed < 0:
             raise ValueError(f"data: seed ({seed}) must not be negative")
-        self.samples_per_epoch = (len(stream) - 1) // sequence
-        if not self.samples_per_epoch:
-            raise ValueError(
-                f"data: a sequence of {sequence} needs {sequence + 1} tokens, and there are {len(stream)}; shorten "
-                "data.sequence, or prepare more data"
-            )
-        self._stream, self._sequence, self._seed, self._document_mask = stream, sequence, seed, document_mask
-        self._sequences, self._share, self._rank, self._origin = sequences, sequences // world, rank, origin
+        self.components = [Component("", data)] if isinstance(data, TokenStream) else list(data)
+        self.sizes = [_samples_of(component, sequence) for component in self.components]
+        """Samples of each component's epoch."""
+        self._seeds = [seed_of(seed, component.name) for component in self.components]
+        self._mixture = Mixture(
+            [
+                _part(component, size, used=origin.used.get(component.name, 0))
+                for component, size in zip(self.components, self.sizes, strict=True)
+            ],
+            seed=seed,
+        )
+        self._sequence, self._document_mask, self._origin = sequence, document_mask, origin
+        self._sequences, self._share, self._rank = sequences, sequences // world, rank
 
     def at(self, step: int) -> Batch:
-        samples = self.samples_at(step)
-        starts = samples * self._sequence
-        windows = self._stream.windows(starts, self._sequence + 1)
-        targets = windows[:, 1:].astype(np.int64)
-        positions = cu_seqlens = None
-        if self._document_mask:
-            positions, cu_seqlens = self._documents(starts, windows, targets)
+        rows = self.rows_at(step)
+        B, T = len(rows.samples), self._sequence
+        tokens, targets = np.empty((B, T), np.int64), np.empty((B, T), np.int64)
+        boundaries = []  # in the flattened batch, each after the last token of a document
+        for number in np.unique(rows.components).tolist():
+            mine = np.flatnonzero(rows.components == number)
+            stream, starts = self.components[number].stream, rows.samples[mine] * T
+            windows = stream.windows(starts, T + 1)
+            where = slice(None) if len(mine) == B else mine
+            tokens[where], targets[where] = windows[:, :-1], windows[:, 1:]
+            if self._document_mask:
+                row, offset = stream.boundaries(starts, windows)
+                boundaries.append(mine[row] * T + offset)
+                _ignore_the_unpredictable(targets, boundaries[-1], stream.separator)
+        positions, cu_seqlens = _documents(B, T, np.concatenate(boundaries)) if boundaries else (None, None)
         return Batch(
-            samples=samples,
-            tokens=torch.from_numpy(windows[:, :-1].astype(np.int64)),
+            components=rows.components,
+            samples=rows.samples,
+            tokens=torch.from_numpy(tokens),
             targets=torch.from_numpy(targets),
             positions=None if positions is None else torch.from_numpy(positions),
             cu_seqlens=None if cu_seqlens is None else torch.from_numpy(cu_seqlens),
         )
 
-    def samples_at(self, step: int) -> np.ndarray:  # -> (B,) int64
-        """Which samples `at` reads, without reading them."""
-        return samples_of_run(
-            self._first_sample(step) + self._rank * self._share,
-            self._share,
-            size=self.samples_per_epoch,
-            seed=self._seed,
-        )
+    def rows_at(self, step: int) -> Rows:
+        """Which samples of which components `at` reads, without reading them."""
+        first = self._first_sample(step) + self._rank * self._share
+        components, numbers = self._mixture.at(first, self._share)
+        samples = np.empty_like(numbers)
+        for number in np.unique(components).tolist():
+            mine = components == number
+            samples[mine] = samples_at(numbers[mine], size=self.sizes[number], seed=self._seeds[number])
+        return Rows(components, samples)
 
-    def epoch(self, step: int) -> float:
-        """How often the data has been seen when a step begins."""
-        return self._first_sample(step) / self.samples_per_epoch
+    def used_at(self, step: int) -> dict[str, int]:
+        """How many samples of each component have been seen when a step begins."""
+        used = self._mixture.used_at(self._first_sample(step))
+        return {component.name: count for component, count in zip(self.components, used, strict=True)}
+
+    def epochs_at(self, step: int) -> dict[str, float]:
+        """How often each component has been seen when a step begins."""
+        return {name: used / size for (name, used), size in zip(self.used_at(step).items(), self.sizes, strict=True)}
+
+    @property
+    def end(self) -> int | None:
+        """The first step for which there are too few samples, because every component has reached its limit."""
+        length = self._mixture.length
+        return None if length is None else self._origin.step + length // self._sequences
+
+    def dropouts(self) -> dict[str, int]:
+        """The steps in which components reach their limits."""
+        stops = zip(self.components, self._mixture.stops, strict=True)
+        return {c.name: self._origin.step + stop // self._sequences for c, stop in stops if stop is not None}
 
     def _first_sample(self, step: int) -> int:
         if step < self._origin.step:
             raise ValueError(f"data: step {step} is before step {self._origin.step}, where these batches begin")
-        return self._origin.sample + (step - self._origin.step) * self._sequences
+        return (step - self._origin.step) * self._sequences
 
-    def _documents(
-        self,
-        starts: np.ndarray,  # (B,)
-        windows: np.ndarray,  # (B, T + 1)
-        targets: np.ndarray,  # (B, T), changed in place
-    ) -> tuple[np.ndarray, np.ndarray]:  # (B, T), (N + 1,)
-        B, T = targets.shape
-        rows, offsets = self._stream.boundaries(starts, windows)
-        boundaries = rows * T + offsets  # in the flattened batch, each after the last token of a document
-        cu_seqlens = np.unique(np.concatenate([np.arange(0, B * T + 1, T), boundaries])).astype(np.int32)
-        positions = np.arange(B * T, dtype=np.int32) - np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
-        last = boundaries - 1
-        flat = targets.reshape(-1)
-        flat[last[flat[last] != self._stream.separator]] = IGNORED
-        return positions.reshape(B, T), cu_seqlens
+
+class Rows(NamedTuple):
+    """Where the rows of a batch come from, as in Batch."""
+
+    components: np.ndarray  # (B,) int64
+    samples: np.ndarray  # (B,) int64
+
+
+def seed_of(seed: int, name: str) -> int:
+    """Of a component's own order; its name decides, so that components come and go without disturbing others."""
+    return seed if not name else int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little")
+
+
+def _samples_of(component: Component, sequence: int) -> int:
+    name, stream = component.name, component.stream
+    size = (len(stream) - 1) // sequence
+    if not size:
+        raise ValueError(
+            f"data: a sequence of {sequence} needs {sequence + 1} tokens, and there are {len(stream)}"
+            f"{f' in {name}' if name else ''}; shorten data.sequence, or prepare more data"
+        )
+    return size
+
+
+def _part(component: Component, size: int, *, used: int) -> Part:
+    weight, epochs = Fraction(str(component.weight)), Fraction(str(component.epochs))  # 0.3 is 3/10
+    return Part(weight, limit=int(epochs * size) if epochs else None, used=used)
+
+
+def _ignore_the_unpredictable(targets: np.ndarray, boundaries: np.ndarray, separator: int | None) -> None:
+    last, flat = boundaries - 1, targets.reshape(-1)
+    flat[last[flat[last] != separator]] = IGNORED
+
+
+def _documents(B: int, T: int, boundaries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # -> (B, T), (N + 1,)
+    """Positions and cu_seqlens."""
+    cu_seqlens = np.unique(np.concatenate([np.arange(0, B * T + 1, T), boundaries])).astype(np.int32)
+    positions = np.arange(B * T, dtype=np.int32) - np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
+    return positions.reshape(B, T), cu_seqlens

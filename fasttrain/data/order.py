@@ -22,8 +22,13 @@ ROUNDS = 8  # 4 would do for 10,000 samples; 6 leave short epochs uneven (tests/
 
 def samples_of_run(first: int, count: int, *, size: int, seed: int) -> np.ndarray:  # -> (count,) int64 below size
     """Samples `first` to `first + count` of a run over a dataset of `size` samples."""
-    epochs, places = np.divmod(np.arange(first, first + count), size)
-    out = np.empty(count, np.int64)
+    return samples_at(np.arange(first, first + count), size=size, seed=seed)
+
+
+def samples_at(numbers: np.ndarray, *, size: int, seed: int) -> np.ndarray:  # (n,) ascending -> (n,) int64 below size
+    """The samples of a run that have these numbers."""
+    epochs, places = np.divmod(numbers, size)
+    out = np.empty(len(numbers), np.int64)
     for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):  # a step may lie in several
         here = epochs == epoch
         out[here] = permuted(places[here], size=size, seed=seed, epoch=epoch)
@@ -34,7 +39,7 @@ def permuted(places: np.ndarray, *, size: int, seed: int, epoch: int) -> np.ndar
     """The samples at `places` of an epoch."""
     a = math.isqrt(size - 1) + 1
     b = -(-size // a)
-    keys = _keys(seed, epoch)
+    keys = keys_of(seed, epoch)
     out = _network(places.astype(np.uint64), np.uint64(a), np.uint64(b), keys)
     while (outside := out >= size).any():
         out[outside] = _network(out[outside], np.uint64(a), np.uint64(b), keys)
@@ -44,12 +49,12 @@ def permuted(places: np.ndarray, *, size: int, seed: int, epoch: int) -> np.ndar
 def _network(places: np.ndarray, a: np.uint64, b: np.uint64, keys: np.ndarray) -> np.ndarray:
     left, right = np.divmod(places, b)
     for number in range(0, ROUNDS, 2):
-        left = (left + _hashed(right, keys[number])) % a
-        right = (right + _hashed(left, keys[number + 1])) % b
+        left = (left + hashed(right, keys[number])) % a
+        right = (right + hashed(left, keys[number + 1])) % b
     return left * b + right
 
 
-def _hashed(x: np.ndarray, key: np.uint64) -> np.ndarray:  # uint64 arrays wrap around silently, as meant here
+def hashed(x: np.ndarray, key: np.uint64) -> np.ndarray:  # uint64 arrays wrap around silently, as meant here
     """The finaliser of splitmix64: each bit of the input changes each bit of the result half of the time.
 
     63 bits, so that half a place can be added without a wrap, which would break the permutation.
@@ -61,5 +66,5 @@ def _hashed(x: np.ndarray, key: np.uint64) -> np.ndarray:  # uint64 arrays wrap 
 
 
 @functools.lru_cache(maxsize=16)
-def _keys(seed: int, epoch: int) -> np.ndarray:  # -> (ROUNDS,) uint64
+def keys_of(seed: int, epoch: int) -> np.ndarray:  # -> (ROUNDS,) uint64
     return np.random.SeedSequence([seed, epoch]).generate_state(ROUNDS, np.uint64)

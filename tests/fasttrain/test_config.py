@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.config import Config, Model, Optim, load, to_toml
+from fasttrain.config import Component, Config, Model, Optim, load, summary, to_toml
 
 RECIPES = {"tiny": Config, "wide": lambda: Config(model=Model(hidden=512))}
 
@@ -34,9 +34,34 @@ def test_the_command_line_overrides_files_which_override_the_recipe(tmp_path: Pa
 
 def test_the_effective_configuration_reads_back_as_itself(tmp_path: Path):
     config = load(["--model.vocab", "77", "--data.path", "x y", "--validation.sets", "a", "b/c"], RECIPES)
-    for effective in (config, Config()):
+    mixed = load(
+        ["--data.mixture.a-b.path", "x", "--data.mixture.c.path", "y", "--data.mixture.c.weight", "3"], RECIPES
+    )
+    for effective in (config, mixed, Config()):
         (tmp_path / "config.toml").write_text(to_toml(effective))
         assert load(["--config", str(tmp_path / "config.toml")], RECIPES) == effective
+
+
+def test_a_mixture_is_named_in_files_and_on_the_command_line(capsys, tmp_path: Path):
+    file = tmp_path / "run.toml"
+    file.write_text('[data.mixture.code]\npath = "x"\nweight = 0.3\n[data.mixture.text]\npath = "y"\nepochs = 4\n')
+    config = load(
+        ["--config", str(file), "--data.mixture.code.weight", "0.5", "--data.mixture.more.path", "z"], RECIPES
+    )
+    assert config.data.mixture == {
+        "code": Component(path=Path("x"), weight=0.5),
+        "text": Component(path=Path("y"), epochs=4),
+        "more": Component(path=Path("z")),
+    }
+    assert "mixture.code.path=x mixture.code.weight=0.5" in " ".join(" ".join(summary(config)).split())
+    for mistake, message in [
+        (["--data.mixture.code.wieght", "3"], "Unrecognized options: --data.mixture.code.wieght"),
+        (["--data.mixture.new.weight", "3"], "--data.mixture.new.path PATH"),
+        (["--data.path", "p"], "data.path (p) and data.mixture (code, text) exclude each other"),
+        (["--data.mixture.code.weight", "0"], "data.mixture.code.weight (0.0) must be above 0"),
+        (["--data.mixture.code.epochs", "-1"], "data.mixture.code.epochs (-1.0) must be 0, for no limit, or above"),
+    ]:
+        assert message in fails(capsys, "--config", str(file), *mistake)
 
 
 @pytest.mark.parametrize("source", ["command line", "file"])

@@ -111,7 +111,7 @@ VALUES: dict[str, Any] = {
     "log.wandb": "a-project",
 }
 ELSEWHERE = {  # tests of their own below
-    "out", "resume", "data.path", "data.tokenizer", "data.vocab", "data.separator", "validation.sets",
+    "out", "resume", "data.path", "data.mixture", "data.tokenizer", "data.vocab", "data.separator", "validation.sets",
 }  # fmt: skip
 
 
@@ -305,3 +305,35 @@ def test_a_prepared_dataset_needs_no_description(
     seen = observed(tmp_path / "run", BASE | {key: value}, capsys)
     assert seen["ended"] == 2
     assert "is a prepared dataset and does; leave them out" in seen["error"]
+
+
+def test_a_mixture_has_the_datasets_the_weights_and_the_limits_that_it_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    default = open_dataset()
+    for name, ids in (("low", np.arange(1, 2000)), ("high", np.arange(2000, 4000))):
+        with DatasetWriter(
+            tmp_path / name, tokenizer=(default.path / "tokenizer.json").read_text(), vocab=default.vocab,
+            separator=default.separator, source="a test",
+        ) as writer:  # fmt: skip
+            for split in ("train", "validation"):
+                writer.add(split, ids, num_bytes=3 * len(ids))
+    mixed = BASE | {"data.mixture.low.path": tmp_path / "low", "data.mixture.high.path": tmp_path / "high"}
+    runs = {
+        "mixed": {},
+        "weight": {"data.mixture.low.weight": 3},
+        "epochs": {"data.mixture.low.epochs": 0.05},
+        "path": {"data.mixture.high.path": tmp_path / "low"},
+    }
+    seen = {name: observed(tmp_path / f"run {name}", mixed | changed, capsys) for name, changed in runs.items()}
+    assert all(run["ended"] == 0 for run in seen.values())
+    assert len({str(run["metrics"]) for run in seen.values()}) == len(runs)
+    lines = seen["weight"]["validations"][:3]
+    assert [line["set"] for line in lines] == ["low", "high", "held-out"]
+    low, high, mean = (line["loss"] for line in lines)
+    assert mean == pytest.approx(0.75 * low + 0.25 * high)
+    short = {"data.mixture.low.epochs": 0.05, "data.mixture.high.epochs": 0.05}
+    assert (
+        "every component has reached its epochs at step 3 of 6; raise the epochs of one, or lower batch.steps"
+        in (observed(tmp_path / "short", mixed | short, capsys)["error"])
+    )

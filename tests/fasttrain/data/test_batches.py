@@ -59,9 +59,9 @@ def test_ranks_together_see_the_same_step_whatever_their_number(stream, world):
 
 
 def test_the_order_of_the_run_does_not_depend_on_the_size_of_a_step(stream):
-    small = np.concatenate([batches_of(stream, sequences=3).samples_at(step) for step in range(8)])
+    small = np.concatenate([batches_of(stream, sequences=3).rows_at(step).samples for step in range(8)])
     assert np.array_equal(
-        small, np.concatenate([batches_of(stream, sequences=6).samples_at(step) for step in range(4)])
+        small, np.concatenate([batches_of(stream, sequences=6).rows_at(step).samples for step in range(4)])
     )
 
 
@@ -70,7 +70,7 @@ def test_the_order_of_the_run_does_not_depend_on_the_size_of_a_step(stream):
 def test_every_token_is_a_target_once_per_epoch_but_the_first_and_a_short_rest(stream, sequence, document_mask):
     batches = batches_of(stream, sequence=sequence, sequences=1, document_mask=document_mask)
     everything = stream.windows(np.array([0]), len(stream))[0].astype(int)
-    seen = [batches.at(step) for step in range(batches.samples_per_epoch)]
+    seen = [batches.at(step) for step in range(batches.sizes[0])]
     seen.sort(key=lambda batch: int(batch.samples[0]))
     targets = torch.cat([batch.targets.flatten() for batch in seen]).numpy()
     inputs = torch.cat([batch.tokens.flatten() for batch in seen]).numpy()

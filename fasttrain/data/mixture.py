@@ -1,0 +1,148 @@
+"""Which dataset each sample of a run comes from: arithmetic, with no state and no table.
+
+Of g samples, a part with the share w of all weights has w * g, rounded so that parts add up to g and none ever loses a
+sample: the heaviest part has round(w * g), the next one its share of what is left, and so on. Weights are exact
+fractions, so that nothing drifts. This says how many samples of each part lie in a block of the run; a hash of the
+place brings them into an irregular order within the block. Each part counts its own samples, through its own epochs.
+
+A part that has reached its limit drops out, at a sample that is known in advance, and the others share its place by
+their weights. Between two such samples lies a phase, in which the mixture stays as it is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from fasttrain.data.order import hashed, keys_of
+
+BLOCK = 64  # samples over which proportions are exact: few, for even steps, and enough for an irregular order
+PLACES = 2**62  # in place of an epoch: the key of the order within blocks
+
+
+class Part(NamedTuple):
+    """A dataset of a mixture, counted in samples."""
+
+    weight: Fraction
+    limit: int | None = None  # over the whole run
+    used: int = 0  # before this mixture began
+
+
+class Places(NamedTuple):
+    """A stretch of the run: of which part each sample is, and its number among the part's own."""
+
+    parts: np.ndarray  # (n,) int64
+    numbers: np.ndarray  # (n,) int64
+
+
+class Mixture:
+    """`at(first, count)`, for any stretch of a run."""
+
+    def __init__(self, parts: Sequence[Part], *, seed: int) -> None:
+        self._phases: list[_Phase] = []
+        self.stops: list[int | None] = [None] * len(parts)
+        """Samples after which each part has reached its limit; None: never."""
+        self._used = [part.used for part in parts]
+        key = keys_of(seed, PLACES)[0]
+        first, used = 0, self._used
+        while True:
+            active = [i for i, part in enumerate(parts) if part.limit is None or used[i] < part.limit]
+            for i in set(range(len(parts))) - set(active):
+                self.stops[i] = first if self.stops[i] is None else self.stops[i]
+            if not active:
+                break
+            phase = _Phase(first=first, stop=None, used=used, shares=_shares(parts, active), key=key)
+            self._phases.append(phase)
+            total = sum(parts[i].weight for i in active)
+            limits = [(i, parts[i].weight / total, limit) for i in active if (limit := parts[i].limit) is not None]
+            stops = [_overrun(phase, *limited) - 1 for limited in limits]
+            if not stops:
+                break
+            phase.stop = first = min(stops)
+            used = phase.used_at(first)
+
+    @property
+    def length(self) -> int | None:
+        """Samples until every part has reached its limit; None: endless."""
+        return self._phases[-1].stop if self._phases else 0
+
+    def at(self, first: int, count: int) -> Places:
+        """Samples `first` to `first + count` of the run."""
+        if self.length is not None and first + count > self.length:
+            raise ValueError(f"data: every part of the mixture has reached its limit after {self.length} samples")
+        pieces, stop = [], first + count
+        for phase in self._phases:
+            begin, end = max(first, phase.first), stop if phase.stop is None else min(stop, phase.stop)
+            if begin < end:
+                pieces.append(phase.at(begin, end))
+        return Places(*(np.concatenate(arrays) for arrays in zip(*pieces, strict=True)))
+
+    def used_at(self, sample: int) -> list[int]:
+        """How many samples of each part were used before a sample of the run, and before the run."""
+        if not self._phases:
+            return self._used
+        phase = next(phase for phase in reversed(self._phases) if phase.first <= sample)
+        block = phase.first + (sample - phase.first) // BLOCK * BLOCK
+        if sample == phase.stop or sample == block:
+            return phase.used_at(sample)
+        since = np.bincount(phase.at(block, sample).parts, minlength=len(self.stops))
+        return [used + int(more) for used, more in zip(phase.used_at(block), since, strict=True)]
+
+
+@dataclass(kw_only=True)
+class _Phase:
+    first: int  # sample of the run
+    stop: int | None
+    used: list[int]  # of each part, when it begins
+    shares: list[tuple[int, int, int]]  # part, numerator, denominator: of what the parts before leave
+    key: np.uint64
+
+    def used_at(self, sample: int) -> list[int]:
+        """Of each part, at the end of a block."""
+        used, rest = list(self.used), sample - self.first
+        for part, above, below in self.shares:
+            taken = (2 * above * rest + below) // (2 * below)  # rounded
+            used[part] += taken
+            rest -= taken
+        return used
+
+    def at(self, first: int, stop: int) -> Places:
+        if len(self.shares) == 1:  # the usual run has one dataset
+            only = self.shares[0][0]
+            numbers = self.used[only] + np.arange(first, stop) - self.first
+            return Places(np.full_like(numbers, only), numbers)
+        begin = self.first + (first - self.first) // BLOCK * BLOCK
+        end = self.first - (self.first - stop) // BLOCK * BLOCK
+        end = end if self.stop is None else min(end, self.stop)  # the last block is shorter
+        used = np.array([self.used_at(sample) for sample in [*range(begin, end, BLOCK), end]])
+        blocks, parts = len(used) - 1, used.shape[1]
+        places = np.arange(begin, end)
+        order = np.lexsort((hashed(places.astype(np.uint64), self.key), (places - begin) // BLOCK))
+        of_part = np.repeat(np.tile(np.arange(parts), blocks), np.diff(used, axis=0).ravel())[order]
+        numbers = np.empty_like(of_part)
+        for part, *_ in self.shares:
+            mine = np.flatnonzero(of_part == part)
+            numbers[mine] = used[0, part] + np.arange(len(mine))
+        asked = slice(first - begin, stop - begin)
+        return Places(of_part[asked], numbers[asked])
+
+
+def _shares(parts: Sequence[Part], active: list[int]) -> list[tuple[int, int, int]]:
+    """The heaviest first keeps the errors of rounding small."""
+    left, shares = sum((parts[i].weight for i in active), Fraction(0)), []
+    for i in sorted(active, key=lambda i: (-parts[i].weight, i)):
+        shares.append((i, *(parts[i].weight / left).as_integer_ratio()))
+        left -= parts[i].weight
+    return shares
+
+
+def _overrun(phase: _Phase, part: int, weight: Fraction, limit: int) -> int:
+    """The first sample before which a part would have more than its limit, if the phase went on."""
+    # Rounding is off by less than 1 for each part, so that the part has more by then.
+    bound = phase.first + int((limit - phase.used[part] + len(phase.shares)) / weight) + 1
+    return bisect_right(range(bound), limit, lo=phase.first, key=lambda sample: phase.used_at(sample)[part])
