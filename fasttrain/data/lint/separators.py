@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fasttrain.data.lint.findings import SYSTEMATIC, Finding, graded
+from fasttrain.data.lint.findings import SYSTEMATIC, Finding, Severity, graded
 from fasttrain.data.lint.source import BINS, Piece, Source, Tally
 
 AGAIN = "prepare the dataset again"
@@ -40,9 +40,8 @@ class Separators:
         """With the index."""
         at_first, at_last = (piece.around[np.maximum(piece.begins - piece.first - n, 0)] == separator for n in (0, 1))
         self._trailing += int((at_last & ~at_first).sum())
-        self._missing.add(
-            piece.begins[~at_first & ~at_last]
-        )  # the one before may end with it, which is the same stream
+        # the document before may end with it instead, which is the same stream
+        self._missing.add(piece.begins[~at_first & ~at_last])
         ends, lengths = piece.ends, piece.lengths
         last, last_but_one = (piece.around[np.maximum(ends - piece.first - n, 0)] == separator for n in (1, 2))
         empty = (lengths == 0) | (last & ((lengths == 1) | ((lengths == 2) & last_but_one)))
@@ -77,12 +76,14 @@ class Separators:
     def _rate(self) -> Finding:
         """Of separators against documents."""
         source, found, documents = self._source, self._found, self._documents
-        if not found and (source.indexed or self._tokens >= ENOUGH):
+        if not found and (documents > 1 if source.indexed else self._tokens >= ENOUGH):
             text = (
                 f"there is no separator {self._name} in {self._tokens:,} tokens, so the model cannot learn where a "
-                f"text ends; name the token that separates documents in this dataset, or {AGAIN}"
+                "text ends; name the token that separates documents here (data.separator; -1: all is one text), or "
+                f"{AGAIN}"
             )
-            return source.finding("separators", "error", 0, documents, "documents", text)
+            severity: Severity = "error" if source.indexed else "warning"  # a stream may be one text
+            return source.finding("separators", severity, 0, documents, "documents", text)
         text = f"{found:,} separators {self._name}, {found / max(self._tokens, 1) * 1e6:,.0f} per million tokens"
         if not source.indexed:
             return source.finding("separators", "ok", found, documents, "documents", text)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from fasttrain.data.lint.documents import Documents, documents_of
 from fasttrain.data.lint.findings import Example, Finding, Severity
 from fasttrain.data.stream import DocumentEnds
 
@@ -106,7 +107,7 @@ class Source:
 
     def pieces(self, size: int) -> Iterator[Piece]:
         """All of the stream."""
-        documents = _Indexed(self.ends) if self.ends is not None else _Separated(self.separator, len(self))
+        documents = documents_of(self.ends, self.separator, len(self))
         for start in range(0, len(self), size):
             stop = min(start + size, len(self))
             first, last = max(0, start - BEFORE), min(len(self), stop + AFTER)
@@ -117,7 +118,7 @@ class Source:
         if len(self) <= count * size:
             yield from self.pieces(size)
             return
-        documents = _Indexed(self.ends) if self.ends is not None else _Separated(self.separator, len(self))
+        documents = documents_of(self.ends, self.separator, len(self))
         length = BEFORE + size + AFTER
         firsts = np.linspace(0, len(self) - length, count).astype(np.int64)
         for first, around in zip(firsts.tolist(), self.stream.windows(firsts, length), strict=True):  # read at once
@@ -182,50 +183,7 @@ class Source:
         edges = -(-np.arange(BINS + 1) * len(self) // BINS)
         return np.clip(np.minimum(edges[1:], piece.stop) - np.maximum(edges[:-1], piece.start), 0, None)
 
-    def _piece(self, start: int, stop: int, around: np.ndarray, documents: _Indexed | _Separated) -> Piece:
+    def _piece(self, start: int, stop: int, around: np.ndarray, documents: Documents) -> Piece:
         first = max(0, start - BEFORE)
-        begins, ends, lengths, before = documents.within(start, stop, around[start - first : stop - first])
-        return Piece(
-            start=start, stop=stop, around=around, first=first, begins=begins, ends=ends, lengths=lengths,
-            documents_before=before,
-        )  # fmt: skip
-
-
-class _Indexed:
-    """Documents by their index."""
-
-    def __init__(self, ends: DocumentEnds) -> None:
-        self._ends = ends
-
-    def within(self, start: int, stop: int, _: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-        edges = np.array([start, stop], np.int64)  # int64: numpy would convert the whole index to the type of others
-        left, right = (self._ends.searchsorted(edges, side=side).tolist() for side in ("left", "right"))
-        first = right[0] if start else 0
-        before = self._ends[np.array([first - 1])] if first else np.zeros(1, np.int64)
-        begins, ends = self._ends[np.arange(*left)], self._ends[np.arange(first, right[1])]
-        if start == 0:
-            return np.concatenate([before, begins]), ends, np.diff(ends, prepend=before), 0
-        return begins, ends, np.diff(ends, prepend=before), left[0] + 1
-
-
-class _Separated:
-    """Documents of a stream without an index: each begins with a separator, the first wherever the stream begins."""
-
-    def __init__(self, separator: int | None, tokens: int) -> None:
-        self._separator, self._tokens = separator, tokens
-        self._stop = self._count = 0
-        self._begin: int | None = None  # of the document that runs on; None: not seen
-
-    def within(self, start: int, stop: int, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-        none = np.empty(0, np.int64)
-        begins = none if self._separator is None else np.flatnonzero(tokens == self._separator) + start
-        if start == 0 and not (len(begins) and begins[0] == 0):
-            begins = np.concatenate([[0], begins])
-        known = begins
-        if start and start == self._stop and self._begin is not None:
-            known = np.concatenate([[self._begin], begins])
-        ends = np.append(known[1:], stop) if stop == self._tokens and len(known) else known[1:]
-        lengths = ends - known[: len(ends)]
-        before, self._count = self._count, self._count + len(begins)
-        self._stop, self._begin = stop, int(known[-1]) if len(known) else None
-        return begins, ends, lengths, before
+        within = documents.within(start, stop, around[start - first : stop - first])
+        return Piece(start=start, stop=stop, around=around, first=first, **within._asdict())

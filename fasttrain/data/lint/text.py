@@ -56,7 +56,7 @@ def _encoding(source: Source, texts: list[Text]) -> Finding:
         # a character may be cut in two at either end
         if kind := damage_in(sample.text.strip("\ufffd")):
             kinds[kind] += 1
-            damaged.add(np.array([sample.offset + _place(source, sample)]))
+            damaged.add(np.array([sample.offset + _place(sample)]))
     severity = _grade(damaged.count, len(texts), DAMAGED)
     named = ", ".join(f"{kind}: {count}" for kind, count in kinds.most_common())
     text = f"{damaged.count:,} of {len(texts):,} sampled documents have damaged characters"
@@ -66,7 +66,7 @@ def _encoding(source: Source, texts: list[Text]) -> Finding:
     return source.finding("encoding", severity, damaged, len(texts), "documents", text)
 
 
-def _place(source: Source, sample: Text) -> int:
+def _place(sample: Text) -> int:
     """About where the damage is: the tokens before it, by its share of the text."""
     found = min(m.start() for pattern in KINDS.values() if (m := pattern.search(sample.text.strip("\ufffd"))))
     return min(found * len(sample.tokens) // max(len(sample.text), 1), len(sample.tokens) - 1)
@@ -98,8 +98,8 @@ def _round_trip(source: Source, texts: list[Text]) -> Finding:
 def _bytes(source: Source, texts: list[Text], stated: float | None) -> Finding:
     tokens = sum(len(sample.tokens) for sample in texts)
     found = sum(len(sample.text.encode("utf-8", "replace")) for sample in texts) / tokens
-    text, severity = f"{found:.2f} in {len(texts):,} sampled documents", "ok"
-    low, high = BYTES_PER_TOKEN
+    text, (low, high) = f"{found:.2f} in {len(texts):,} sampled documents", BYTES_PER_TOKEN
+    severity: Severity = "ok"
     if source.vocab >= WORDS and len(texts) >= ENOUGH and not low < found < high:
         severity = "warning"
         text += (
@@ -113,44 +113,51 @@ def _bytes(source: Source, texts: list[Text], stated: float | None) -> Finding:
             "belong together"
         )
     figures = dict(sampled=found) | ({} if stated is None else dict(stated=stated))
-    return source.finding("bytes per token", severity, 0, tokens, "tokens", text, **figures)  # type: ignore[arg-type]
+    return source.finding("bytes per token", severity, 0, tokens, "tokens", text, **figures)
 
 
 def _texts(source: Source, documents: int, tokens: int) -> list[Text]:
-    starts, lengths, begins = _indexed(source, documents) if source.indexed else _spread(source, documents, tokens)
-    tokens = min(tokens, len(source))
-    firsts = np.minimum(starts, len(source) - tokens)
-    samples = []
-    for row, start, first, length in zip(
-        source.stream.windows(firsts, tokens), starts.tolist(), firsts.tolist(), lengths.tolist(), strict=True
-    ):
-        sample = row[start - first :][:length]
-        begun = begins
-        if source.separator is not None:
-            separators = np.flatnonzero(sample == source.separator)
-            if len(separators) and separators[0] <= len(sample) // 2 and (not begins or separators[0] == 0):
-                start, sample, begun = start + int(separators[0]) + 1, sample[separators[0] + 1 :], True
-            separators = np.flatnonzero(sample == source.separator)
-            sample = sample[: separators[0]] if len(separators) else sample
-        if len(sample) and sample.min() >= 0 and sample.max() < source.vocab:
-            samples.append((start, sample.tolist(), begun))
     assert source.tokenizer is not None
+    starts, lengths = _indexed(source, documents) if source.indexed else _spread(source, documents, tokens)
+    tokens = min(tokens, len(source))
+    firsts = np.minimum(starts, len(source) - tokens)  # a window may not run over the end of the stream
+    samples = []
+    for window, skipped, start, length in zip(
+        source.stream.windows(firsts, tokens), starts - firsts, starts.tolist(), lengths.tolist(), strict=True
+    ):
+        before, sample, begins = _text_in(window[skipped:][:length], source.separator, begins=source.indexed)
+        if len(sample) and sample.min() >= 0 and sample.max() < source.vocab:
+            samples.append((start + before, sample.tolist(), begins))
     texts = source.tokenizer.decode_batch([sample for _, sample, _ in samples], skip_special_tokens=False)
-    return [
-        Text(start, sample, text, begun) for (start, sample, begun), text in zip(samples, texts, strict=True) if text
-    ]
+    return [Text(start, sample, text, b) for (start, sample, b), text in zip(samples, texts, strict=True) if text]
 
 
-def _indexed(source: Source, documents: int) -> tuple[np.ndarray, np.ndarray, bool]:
+def _text_in(tokens: np.ndarray, separator: int | None, *, begins: bool) -> tuple[int, np.ndarray, bool]:
+    """What lies between separators: the tokens before it, its tokens, and whether a document begins there."""
+    if separator is None:
+        return 0, tokens, begins
+    separates = tokens == separator
+    before = 0
+    if not begins and separates[: len(tokens) // 2].any():
+        before, begins = int(separates.argmax()), True
+    while before < len(tokens) and separates[before]:
+        before += 1
+    rest = separates[before:]
+    return before, tokens[before:][: rest.argmax() if rest.any() else len(rest)], begins
+
+
+def _indexed(source: Source, documents: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where documents begin, and their lengths."""
     assert source.ends is not None
     numbers = np.unique(np.linspace(0, len(source.ends) - 1, documents).astype(np.int64))
     starts = np.where(numbers > 0, source.ends[np.maximum(numbers, 1) - 1], 0)
-    return starts, source.ends[numbers] - starts, True
+    return starts, source.ends[numbers] - starts
 
 
-def _spread(source: Source, documents: int, tokens: int) -> tuple[np.ndarray, np.ndarray, bool]:
+def _spread(source: Source, documents: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places in which a document will begin soon, or not."""
     starts = np.unique(np.linspace(0, max(0, len(source) - tokens), documents).astype(np.int64))
-    return starts, np.full(len(starts), tokens), False
+    return starts, np.full(len(starts), tokens)
 
 
 def _grade(count: int, of: int, levels: tuple[float, float]) -> Severity:
