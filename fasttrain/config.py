@@ -110,6 +110,8 @@ class Data:
     """Of the order of samples."""
     prefetch: int = 4
     """Batches read ahead in the background."""
+    lint: Literal["stop", "warn", "off"] = "stop"
+    """Look at samples of the data before the first step; stop: errors end the run; warn: they are events of it."""
 
     def __post_init__(self) -> None:
         _require(

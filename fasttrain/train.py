@@ -20,6 +20,7 @@ import fasttrain
 from fasttrain.checkpoint import Checkpoints, restore
 from fasttrain.config import Config, load, summary, to_toml
 from fasttrain.data import Batch, Batches, Prefetcher, TrainingData, training_data
+from fasttrain.data.lint.gate import suspicions
 from fasttrain.generate import continue_text
 from fasttrain.journal import Journal
 from fasttrain.metrics import Stopwatch
@@ -50,6 +51,7 @@ class Run:
     how_blocks_run: str
     came_from: Path | None  # the checkpoint that it goes on from
     changed: list[Change]  # against the settings of that checkpoint
+    suspected: list[str]  # faults of the data
 
     @property
     def has_lost_patience(self) -> bool:
@@ -101,6 +103,7 @@ def prepare(settings: Config, runtime: Runtime) -> Run:
             f"with micro-batches of {settings.batch.micro} (batch.micro)"
         )
     data = training_data(settings.data)
+    suspected = suspicions(data.datasets.values(), settings.data) if runtime.is_first else []
     vocab = _vocab(settings, data)
     tokens = settings.batch.steps * settings.batch.sequences * settings.data.sequence
     flops = tokens * flops_per_token(settings.model, vocab, settings.data.sequence)
@@ -136,7 +139,7 @@ def prepare(settings: Config, runtime: Runtime) -> Run:
     return Run(
         settings=settings, runtime=runtime, data=data, batches=batches, model=model, optimizer=optimizer,
         validation=validation_sets(data, settings, runtime), scaler=scaler, progress=progress, changed=changed,
-        came_from=checkpoint.path if checkpoint else None,
+        came_from=checkpoint.path if checkpoint else None, suspected=suspected,
         how_blocks_run="compiled" if compiled else f"not compiled ({why})",
     )  # fmt: skip
 
@@ -274,6 +277,8 @@ def _announce(run: Run, journal: Journal) -> None:
         journal.event(step, "resume", f"goes on from {run.came_from}", world=runtime.world)
         for change in run.changed:
             journal.event(step, "changed setting", str(change), key=change.key)
+    for text in run.suspected:
+        journal.event(step, "data", text)
     if step >= settings.batch.steps:
         journal.note(
             f"nothing is left to do: batch.steps is {settings.batch.steps}; raise it, or start another run: --run"

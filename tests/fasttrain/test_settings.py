@@ -21,6 +21,7 @@ import pytest
 import torch
 
 import fasttrain.checkpoint.saver
+import fasttrain.data.lint.gate
 import fasttrain.model
 import fasttrain.parallel
 import fasttrain.train
@@ -111,7 +112,8 @@ VALUES: dict[str, Any] = {
     "log.wandb": "a-project",
 }
 ELSEWHERE = {  # tests of their own below
-    "out", "resume", "data.path", "data.mixture", "data.tokenizer", "data.vocab", "data.separator", "validation.sets",
+    "out", "resume", "data.path", "data.mixture", "data.tokenizer", "data.vocab", "data.separator", "data.lint",
+    "validation.sets",
 }  # fmt: skip
 
 
@@ -290,7 +292,8 @@ def test_files_of_another_program_train_as_the_same_tokens_prepared(
         assert line["loss"] == other["loss"]
         assert line["bits_per_byte"] == pytest.approx(other["bits_per_byte"], rel=0.1)  # by a part of the text
     commonest = int(np.bincount(np.fromfile(tmp_path / "train.bin", "<u2")).argmax())
-    assert observed(tmp_path / "cut", bare | {"data.separator": commonest}, capsys)["metrics"] != prepared["metrics"]
+    cut = bare | {"data.separator": commonest, "data.lint": "off"}
+    assert observed(tmp_path / "cut", cut, capsys)["metrics"] != prepared["metrics"]
     unsaid = observed(tmp_path / "unsaid", bare, capsys)
     assert not unsaid["sample"]
     assert "bits_per_byte" not in unsaid["validations"][0]
@@ -337,3 +340,11 @@ def test_a_mixture_has_the_datasets_the_weights_and_the_limits_that_it_is_given(
         "every component has reached its epochs at step 3 of 6; raise the epochs of one, or lower batch.steps"
         in (observed(tmp_path / "short", mixed | short, capsys)["error"])
     )
+
+
+def test_lint_looks_at_the_data_unless_it_is_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it finds, and what stop does then, is tested in data/lint/test_gate.py."""
+    for how, times in (("stop", 1), ("warn", 1), ("off", 0)):
+        with patch("fasttrain.data.lint.gate.lint", wraps=fasttrain.data.lint.gate.lint) as looked:
+            assert observed(tmp_path / how, BASE | {"data.lint": how}, capsys)["ended"] == 0
+        assert looked.call_count == times

@@ -15,6 +15,23 @@ from fasttrain.data.lint import lint
 from tests.fasttrain.data.lint.defects import PAD, SEPARATOR, VOCAB, documents, faults, found, write
 
 
+class Ends:
+    """No array: what a stream promises of an index, and no more."""
+
+    def __init__(self, ends: np.ndarray) -> None:
+        self._ends = ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, numbers: np.ndarray) -> np.ndarray:
+        return self._ends[np.asarray(numbers)]
+
+    def searchsorted(self, positions: np.ndarray, side: str) -> np.ndarray:
+        assert positions.dtype == np.int64
+        return self._ends.searchsorted(positions, side)
+
+
 class Arrays:
     """A dataset in memory, as other programs have theirs: with an index or without, and no tokenizer."""
 
@@ -22,7 +39,7 @@ class Arrays:
 
     def __init__(self, content: list[list[int]], *, indexed: bool) -> None:
         self._tokens = np.array([token for document in content for token in document], np.uint16)
-        self._ends = np.cumsum([len(document) for document in content]) if indexed else None
+        self.document_ends = Ends(np.cumsum([len(document) for document in content])) if indexed else None
 
     def split(self, name: str) -> "Arrays":
         return self
@@ -31,10 +48,6 @@ class Arrays:
         return None
 
     separator = SEPARATOR
-
-    @property
-    def document_ends(self) -> np.ndarray | None:
-        return self._ends
 
     def __len__(self) -> int:
         return len(self._tokens)
