@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fasttrain.data.batch import IGNORED, Batch
-from fasttrain.data.batches import Batches, Component, Origin
+from fasttrain.data.batches import Batches, Component, Origin, Skip
 from fasttrain.data.corpus import standard_library
 from fasttrain.data.dataset import Dataset
 from fasttrain.data.foreign import Described, ForeignDataset
@@ -32,6 +32,7 @@ __all__ = [
     "ForeignDataset",
     "Origin",
     "Prefetcher",
+    "Skip",
     "TokenStream",
     "TrainingData",
     "described_by",

@@ -11,7 +11,8 @@ B samples, T tokens of a sample, N documents.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
@@ -21,7 +22,7 @@ import torch
 
 from fasttrain.data.batch import IGNORED, Batch
 from fasttrain.data.mixture import Mixture, Part
-from fasttrain.data.order import samples_at
+from fasttrain.data.order import places_of, samples_at
 from fasttrain.data.stream import TokenStream
 
 
@@ -42,6 +43,13 @@ class Origin:
     used: dict[str, int] = field(default_factory=dict)  # samples of each component, by name
 
 
+class Skip(NamedTuple):
+    """From `step` on, a run takes the batches that would have come `steps` steps later."""
+
+    step: int
+    steps: int
+
+
 class Batches:
     """`batches.at(step)`, for any step in any order."""
 
@@ -56,6 +64,7 @@ class Batches:
         rank: int = 0,
         world: int = 1,
         origin: Origin = Origin(),  # noqa: B008  (frozen)
+        skips: Sequence[Skip] = (),  # since the origin
     ) -> None:
         if sequences % world:
             raise ValueError(f"data: {sequences} sequences of a step do not divide among {world} ranks")
@@ -72,7 +81,7 @@ class Batches:
             ],
             seed=seed,
         )
-        self._sequence, self._document_mask, self._origin = sequence, document_mask, origin
+        self._sequence, self._document_mask, self._origin, self._skips = sequence, document_mask, origin, skips
         self._sequences, self._share, self._rank = sequences, sequences // world, rank
 
     def at(self, step: int) -> Batch:
@@ -110,6 +119,19 @@ class Batches:
             samples[mine] = samples_at(numbers[mine], size=self.sizes[number], seed=self._seeds[number])
         return Rows(components, samples)
 
+    def steps_of(self, component: int, sample: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Where a sample comes before step `stop`: the steps, and the row in all ranks' batches one after the other."""
+        size, seed = self.sizes[component], self._seeds[component]
+        end = self._first_sample(stop)
+        for epoch in range(-(-self._mixture.used_at(end)[component] // size)):
+            place = int(places_of(np.array([sample]), size=size, seed=seed, epoch=epoch)[0])
+            found = self._mixture.sample_of(component, epoch * size + place, end)
+            if found is not None:
+                step = self._step_at(found)
+                row = found - self._first_sample(step)
+                if row < self._sequences:  # otherwise it lies in a stretch that was skipped
+                    yield step, row
+
     def used_at(self, step: int) -> dict[str, int]:
         """How many samples of each component have been seen when a step begins."""
         used = self._mixture.used_at(self._first_sample(step))
@@ -123,17 +145,23 @@ class Batches:
     def end(self) -> int | None:
         """The first step for which there are too few samples, because every component has reached its limit."""
         length = self._mixture.length
-        return None if length is None else self._origin.step + length // self._sequences
+        return None if length is None else self._step_at(length - self._sequences) + 1
 
     def dropouts(self) -> dict[str, int]:
         """The steps in which components reach their limits."""
         stops = zip(self.components, self._mixture.stops, strict=True)
-        return {c.name: self._origin.step + stop // self._sequences for c, stop in stops if stop is not None}
+        return {component.name: self._step_at(stop) for component, stop in stops if stop is not None}
+
+    def _step_at(self, sample: int) -> int:
+        """The last step that begins at a sample of the mixture or before."""
+        steps = range(self._origin.step, self._origin.step + max(sample, 0) // self._sequences + 1)
+        return self._origin.step + bisect_right(steps, sample, key=self._first_sample) - 1
 
     def _first_sample(self, step: int) -> int:
         if step < self._origin.step:
             raise ValueError(f"data: step {step} is before step {self._origin.step}, where these batches begin")
-        return (step - self._origin.step) * self._sequences
+        skipped = sum(skip.steps for skip in self._skips if skip.step <= step)
+        return (step - self._origin.step + skipped) * self._sequences
 
 
 class Rows(NamedTuple):

@@ -93,6 +93,12 @@ class Mixture:
         since = np.bincount(phase.at(block, sample).parts, minlength=len(self.stops))
         return [used + int(more) for used, more in zip(phase.used_at(block), since, strict=True)]
 
+    def sample_of(self, part: int, number: int, stop: int) -> int | None:
+        """Where in the run a part's own sample comes; None: not among the first `stop`, or before this mixture."""
+        if not self._used[part] <= number < self.used_at(stop)[part]:
+            return None
+        return bisect_right(range(stop), number, key=lambda sample: self.used_at(sample + 1)[part])
+
 
 @dataclass(kw_only=True)
 class _Phase:

@@ -46,11 +46,30 @@ def permuted(places: np.ndarray, *, size: int, seed: int, epoch: int) -> np.ndar
     return out.astype(np.int64)
 
 
+def places_of(samples: np.ndarray, *, size: int, seed: int, epoch: int) -> np.ndarray:  # (n,) int64 -> (n,) int64
+    """The places of an epoch at which samples come: the inverse of `permuted`."""
+    a = math.isqrt(size - 1) + 1
+    b = -(-size // a)
+    keys = keys_of(seed, epoch)
+    out = _network_back(samples.astype(np.uint64), np.uint64(a), np.uint64(b), keys)
+    while (outside := out >= size).any():
+        out[outside] = _network_back(out[outside], np.uint64(a), np.uint64(b), keys)
+    return out.astype(np.int64)
+
+
 def _network(places: np.ndarray, a: np.uint64, b: np.uint64, keys: np.ndarray) -> np.ndarray:
     left, right = np.divmod(places, b)
     for number in range(0, ROUNDS, 2):
         left = (left + hashed(right, keys[number])) % a
         right = (right + hashed(left, keys[number + 1])) % b
+    return left * b + right
+
+
+def _network_back(places: np.ndarray, a: np.uint64, b: np.uint64, keys: np.ndarray) -> np.ndarray:
+    left, right = np.divmod(places, b)
+    for number in range(ROUNDS - 2, -1, -2):
+        right = (right + b - hashed(left, keys[number + 1]) % b) % b
+        left = (left + a - hashed(right, keys[number]) % a) % a
     return left * b + right
 
 

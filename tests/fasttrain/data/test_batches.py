@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain.data import IGNORED, Batch, Batches, TokenStream
+from fasttrain.data import IGNORED, Batch, Batches, Component, Origin, Skip, TokenStream
 
 LENGTHS = [7, 1, 1, 30, 2, 5, 8, 8, 8, 1, 40, 3, 16, 9]  # of documents, separator included
 
@@ -45,6 +45,35 @@ def test_a_step_is_the_same_batch_whenever_and_whoever_asks(stream):
     assert all(same(again.at(step), forwards[step]) for step in reversed(range(12)))
     assert not same(forwards[0], forwards[1])
     assert not same(forwards[0], batches_of(stream, seed=1).at(0))
+
+
+def test_a_skip_leaves_out_the_batches_of_some_steps_and_changes_no_other(stream):
+    whole, skipping = batches_of(stream), batches_of(stream, skips=[Skip(3, 2), Skip(6, 1)])
+    came = [step for step in range(12) if step not in (3, 4, 8)]
+    assert all(same(skipping.at(step), whole.at(before)) for step, before in enumerate(came))
+    assert skipping.used_at(7) == whole.used_at(10)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    weight=st.sampled_from([0.2, 1.0, 3.0]),
+    epochs=st.sampled_from([0.0, 2.0]),
+    origin=st.sampled_from([Origin(), Origin(4, {"a": 13, "b": 30})]),
+    skips=st.lists(st.builds(Skip, st.integers(5, 20), st.integers(1, 4)), max_size=2),
+)
+def test_the_steps_of_a_sample_are_those_whose_batches_hold_it(tmp_path_factory, weight, epochs, origin, skips):
+    data = [
+        Component("a", stream_of(LENGTHS, path=tmp_path_factory.mktemp("a")), weight, epochs),
+        Component("b", stream_of(LENGTHS * 2, path=tmp_path_factory.mktemp("b"))),
+    ]
+    batches = batches_of(data, origin=origin, skips=skips)
+    seen = {}
+    for step in range(origin.step, 24):
+        for row, sample in enumerate(zip(*map(np.ndarray.tolist, batches.rows_at(step)), strict=True)):
+            seen.setdefault(sample, []).append((step, row))
+    for component, size in enumerate(batches.sizes):
+        for sample in range(size):
+            assert list(batches.steps_of(component, sample, 24)) == seen.get((component, sample), [])
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain.data.order import permuted, samples_of_run
+from fasttrain.data.order import permuted, places_of, samples_of_run
 
 EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
 FROZEN = [581, 852, 161, 624, 352, 363, 956, 889]
@@ -39,6 +39,14 @@ def test_huge_epochs_stay_within_and_do_not_repeat(size, first):
     assert samples.min() >= 0
     assert samples.max() < size
     assert len(np.unique(samples)) == 1000
+
+
+@EXAMPLES
+@given(size=st.integers(1, 2**62), seed=st.integers(0, 2**64), epoch=st.integers(0, 2**32))
+def test_the_place_of_a_sample_is_found_again(size, seed, epoch):
+    options = dict(size=size, seed=seed, epoch=epoch)
+    places = np.unique(np.linspace(0, size - 1, 50).astype(np.int64))
+    assert np.array_equal(places_of(permuted(places, **options), **options), places)
 
 
 def test_the_order_is_frozen():
