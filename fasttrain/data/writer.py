@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import uuid
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +250,7 @@ class GrowingFile:
         while self._size < size:
             data = self._file.read(min(2**20, size - self._size))
             if not data:
-                raise ValueError(f"dataset: {path} has {self._size} bytes instead of {size}; prepare it from the start")
+                raise ValueError(f"dataset: {path} has {self._size} bytes instead of {size}; begin anew with --restart")
             self._hash.update(data)
             self._size += len(data)
         self._file.truncate(size)
@@ -274,10 +274,13 @@ class GrowingFile:
 
 
 def write_file(path: Path, text: str) -> File:
-    """A file with this text, on the disk."""
-    file = GrowingFile(path)
+    """A file with this text, on the disk: all of it, or what was there before."""
+    new = path.with_name(path.name + ".new")
+    file = GrowingFile(new)
     file.write(text.encode("utf-8", "surrogateescape"))  # names of files need not be UTF-8
-    return file.close()
+    written = file.close()
+    os.replace(new, path)
+    return replace(written, name=path.name)
 
 
 def sync_directory(directory: Path) -> None:

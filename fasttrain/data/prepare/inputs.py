@@ -47,17 +47,17 @@ def find_inputs(
     found: list[Input] = []
     known: set[tuple[int, int]] = set()  # device and number: a file by two names is one file
     for name in names:
-        before = len(found)
-        for path in _expanded(str(name)):
-            paths = _below(path, include, exclude) if os.path.isdir(path) else iter([path])
-            for file in paths:
-                state = os.stat(file)
-                if (state.st_dev, state.st_ino) not in known:
-                    known.add((state.st_dev, state.st_ino))
-                    found.append(_input(file, state, format))
-        if len(found) == before:
+        paths = _expanded(str(name))
+        files = [file for path in paths for file in (_below(path, include, exclude) if os.path.isdir(path) else [path])]
+        if not files:
             only = f" that match --include {' '.join(include)}" if include else ""
-            raise ValueError(f"prepare: {name} has no files{only}, or only some that are named twice; check the path")
+            trouble = f"has no files{only}" if paths else "matches nothing"
+            raise ValueError(f"prepare: {name} {trouble}; check the path")
+        for file in files:
+            state = os.stat(file)
+            if (state.st_dev, state.st_ino) not in known:
+                known.add((state.st_dev, state.st_ino))
+                found.append(_input(file, state, format))
     return found
 
 
@@ -98,6 +98,8 @@ def _below(top: str, include: Sequence[str], exclude: Sequence[str]) -> Iterator
         for entry in ordered:
             relative = f"{inside}{entry.name}"
             if entry.name.startswith(".") or entry.name == "__pycache__" or _matches(relative, exclude):
+                continue
+            if entry.is_symlink() and not os.path.exists(entry.path):  # a link to nowhere
                 continue
             if entry.is_dir():
                 yield from walk(entry.path, f"{relative}/")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,22 +21,20 @@ def work_directory_of(out: Path) -> Path:
 @contextmanager
 def alone_in(directory: Path) -> Iterator[None]:
     """Hold the directory, as long as this process lives."""
-    directory.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    path = _beside(directory, ".lock")
+    with open(path, "a") as lock:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # forked workers do not have it: they may outlive a kill
+        except (BlockingIOError, PermissionError):
             raise ValueError(
                 f"prepare: another process is preparing {directory}; wait for it, or choose another --out"
             ) from None
         except OSError:  # a file system without locks
             pass
-        if not directory.exists():
-            raise ValueError(f"prepare: another process has just finished {directory}; there is nothing left to do")
+        directory.mkdir(exist_ok=True)
         yield
-    finally:
-        os.close(descriptor)
+        path.unlink()
 
 
 class Journal:
@@ -46,7 +43,7 @@ class Journal:
     def __init__(self, directory: Path, task: dict[str, Any]) -> None:
         """task: everything that decides about the result, by names for people."""
         self._directory, self._task = directory, task
-        self._path = _journal_of(directory)
+        self._path = _beside(directory, ".json")
 
     def read(self) -> dict[str, Any] | None:
         """What was saved last; None: nothing. Raise if it belongs to another task."""
@@ -65,9 +62,8 @@ class Journal:
 
     def save(self, state: dict[str, Any]) -> None:
         """Replaces what was saved before, at once or not at all."""
-        new = self._path.with_suffix(".new")
-        write_file(new, json.dumps(dict(task=self._task, state=state)))
-        os.replace(new, self._path)
+        sync_directory(self._directory)
+        write_file(self._path, json.dumps(dict(task=self._task, state=state)))
         sync_directory(self._path.parent)
 
     def remove(self) -> None:
@@ -76,11 +72,11 @@ class Journal:
 
 def clear(directory: Path) -> None:
     """Delete all that is in the directory, the journal first: without it, nothing is gone on with."""
-    _journal_of(directory).unlink(missing_ok=True)
+    _beside(directory, ".json").unlink(missing_ok=True)
     for path in directory.iterdir():
         path.unlink()
 
 
-def _journal_of(directory: Path) -> Path:
-    """Beside the directory, which becomes the dataset with all that is in it."""
-    return directory.with_name(directory.name + ".json")
+def _beside(directory: Path, ending: str) -> Path:
+    """Not inside: the directory becomes the dataset, with all that is in it."""
+    return directory.with_name(directory.name + ending)

@@ -77,11 +77,12 @@ def prepare(
     tell: called again and again with how far it is.
     """
     out = Path(os.path.abspath(out))
-    refuse_to_overwrite(out)
-    inputs = find_inputs(names, include=include, exclude=exclude, format=format)
-    progress = Progress("encoding", sum(input.size for input in inputs))
     directory = work_directory_of(out)
-    with alone_in(directory), _full_disk_named(directory):
+    refuse_to_overwrite(out)
+    with _remedies(directory), alone_in(directory):
+        refuse_to_overwrite(out)  # another process may just have finished it
+        inputs = find_inputs(names, include=include, exclude=exclude, format=format)
+        progress = Progress("encoding", sum(input.size for input in inputs))
         if restart:
             clear(directory)
         journal = Journal(directory, _task(inputs, tokenizer, separator, settings))
@@ -157,9 +158,14 @@ def _task(
 
 
 @contextmanager
-def _full_disk_named(directory: Path) -> Iterator[None]:
+def _remedies(directory: Path) -> Iterator[None]:
+    """What the system says in few words, with what to do."""
     try:
         yield
+    except PermissionError as error:
+        raise PermissionError(
+            f"prepare: no permission for {error.filename}; change that, or leave it out with --exclude"
+        ) from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
