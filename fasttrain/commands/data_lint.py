@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from fasttrain.data import AnyDataset, Described, ForeignDataset, open_dataset
 from fasttrain.data.lint import Finding, Report, lint
@@ -20,6 +21,7 @@ from fasttrain.process import mistakes_without_traceback
 STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 PLOTS = (".png", ".svg")
 MILLION = 1_000_000
+EXCERPT = 300  # characters of an example
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -73,12 +75,18 @@ def _parser() -> argparse.ArgumentParser:
     for name, kind in (("tokenizer", Path), ("vocab", int), ("separator", int)):
         parser.add_argument(f"--{name}", type=kind, help=f"as data.{name} of a run, for data that does not say")
     parser.add_argument("--split", action="append", metavar="NAME", help="only this split (repeatable)")
-    parser.add_argument("--sequence", type=int, metavar="N", help="tokens of a sample, to compare documents with")
+    parser.add_argument("--sequence", type=_count, metavar="N", help="tokens of a sample, to compare documents with")
     parser.add_argument("--strict", action="store_true", help="fail on warnings too")
-    parser.add_argument("--max-examples", type=int, default=3, metavar="N", help="of each finding (default: 3)")
+    parser.add_argument("--max-examples", type=_count, default=3, metavar="N", help="of each finding (default: 3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all findings")
     parser.add_argument("--plot", type=_plot_file, metavar="FILE", help="draw a picture: .png or .svg")
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text} must be 0 or a larger number")
+    return int(text)
 
 
 def _plot_file(text: str) -> Path:
@@ -122,9 +130,9 @@ def _print_examples(finding: Finding, console: Console) -> None:
     console.print(f"{finding.check} in {finding.split}, for example:", style=STYLES[finding.severity])
     for example in finding.examples:
         document = "" if example.document is None else f"document {example.document:,}, "
-        excerpt = textwrap.shorten(repr(example.text), 400, placeholder=" ...")
-        origin = "" if example.source is None else f" ({escape(example.source)})"
-        console.print(f"  {document}token {example.offset:,}{origin}: {escape(excerpt)}", overflow="fold")
+        origin = "" if example.source is None else f", {example.source}"
+        console.print(f"  {document}token {example.offset:,}{origin}", markup=False, soft_wrap=True)
+        console.print(Padding(Text(repr(example.text)[:EXCERPT], overflow="fold"), (0, 0, 0, 4)))
 
 
 def _plural(count: int, noun: str) -> str:

@@ -20,7 +20,7 @@ KINDS = {
 }
 DAMAGED = (0.01, 0.2)  # share of documents; in odd ones it is what they are about
 ENOUGH = 16  # documents: with fewer, a share says little
-CUT = 16  # tokens at the end of a sample that may come out otherwise, as the text goes on after them
+CUT = 16  # tokens at either end of a sample that may come out otherwise, as the text may go on there
 OTHERWISE = (0.02, 0.5)  # share of documents that encode to other tokens
 BYTES_PER_TOKEN = (1.5, 16.0)  # of text by a vocabulary of words
 WORDS = 4096  # ids of a vocabulary that has words
@@ -31,7 +31,6 @@ class Text(NamedTuple):
     offset: int
     tokens: list[int]
     text: str
-    begins: bool  # where a document does
 
 
 def damage_in(text: str) -> str | None:
@@ -74,17 +73,15 @@ def _place(sample: Text) -> int:
 
 def _round_trip(source: Source, texts: list[Text]) -> Finding:
     assert source.tokenizer is not None
-    texts = [sample for sample in texts if sample.begins]
+    texts = [sample for sample in texts if len(sample.tokens) > 2 * CUT]
     before = source.tokenizer.encode_special_tokens
     source.tokenizer.encode_special_tokens = True  # text that spells a special token is text
     encoded = source.tokenizer.encode_batch_fast([sample.text for sample in texts], add_special_tokens=False)
     source.tokenizer.encode_special_tokens = before
     changed = source.tally()
     for sample, encoding in zip(texts, encoded, strict=True):
-        length = len(sample.tokens) - CUT
-        if length > 0 and encoding.ids[:length] != sample.tokens[:length]:
-            first = next((i for i, (a, b) in enumerate(zip(sample.tokens, encoding.ids, strict=False)) if a != b), 0)
-            changed.add(np.array([sample.offset + first]))
+        if not _holds(encoding.ids, sample.tokens[CUT:-CUT]):
+            changed.add(np.array([sample.offset + CUT]))
     severity = _grade(changed.count, len(texts), OTHERWISE)
     text = f"{len(texts) - changed.count:,} of {len(texts):,} sampled documents decode to text that encodes to the same"
     if severity != "ok":
@@ -93,6 +90,12 @@ def _round_trip(source: Source, texts: list[Text]) -> Finding:
             "tokenizer.json is not the one that made them; name the right one, or prepare the dataset again"
         )
     return source.finding("round trip", severity, changed, len(texts), "documents", text)
+
+
+def _holds(ids: list[int], wanted: list[int]) -> bool:
+    """Whether the wanted ids occur in a row."""
+    place = np.array(ids, "<i8").tobytes().find(np.array(wanted, "<i8").tobytes())
+    return place >= 0 and place % 8 == 0
 
 
 def _bytes(source: Source, texts: list[Text], stated: float | None) -> Finding:
@@ -125,25 +128,23 @@ def _texts(source: Source, documents: int, tokens: int) -> list[Text]:
     for window, skipped, start, length in zip(
         source.stream.windows(firsts, tokens), starts - firsts, starts.tolist(), lengths.tolist(), strict=True
     ):
-        before, sample, begins = _text_in(window[skipped:][:length], source.separator, begins=source.indexed)
+        before, sample = _text_in(window[skipped:][:length], source.separator)
         if len(sample) and sample.min() >= 0 and sample.max() < source.vocab:
-            samples.append((start + before, sample.tolist(), begins))
-    texts = source.tokenizer.decode_batch([sample for _, sample, _ in samples], skip_special_tokens=False)
-    return [Text(start, sample, text, b) for (start, sample, b), text in zip(samples, texts, strict=True) if text]
+            samples.append((start + before, sample.tolist()))
+    texts = source.tokenizer.decode_batch([sample for _, sample in samples], skip_special_tokens=False)
+    return [Text(start, sample, text) for (start, sample), text in zip(samples, texts, strict=True) if text]
 
 
-def _text_in(tokens: np.ndarray, separator: int | None, *, begins: bool) -> tuple[int, np.ndarray, bool]:
-    """What lies between separators: the tokens before it, its tokens, and whether a document begins there."""
+def _text_in(tokens: np.ndarray, separator: int | None) -> tuple[int, np.ndarray]:
+    """What lies between separators: the number of tokens before it, and its tokens."""
     if separator is None:
-        return 0, tokens, begins
+        return 0, tokens
     separates = tokens == separator
-    before = 0
-    if not begins and separates[: len(tokens) // 2].any():
-        before, begins = int(separates.argmax()), True
+    before = int(separates.argmax()) if separates[: len(tokens) // 2].any() else 0  # there is more after it
     while before < len(tokens) and separates[before]:
         before += 1
     rest = separates[before:]
-    return before, tokens[before:][: rest.argmax() if rest.any() else len(rest)], begins
+    return before, tokens[before:][: rest.argmax() if rest.any() else len(rest)]
 
 
 def _indexed(source: Source, documents: int) -> tuple[np.ndarray, np.ndarray]:
