@@ -1,0 +1,117 @@
+"""What data prepare costs: from files to a dataset, in one process, against tokenizers alone on the same text.
+
+Rates are of CPU time, which a busy machine disturbs least, with one thread in both.
+"""
+
+import itertools
+import json
+import os
+import resource
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from fasttrain.data import Dataset
+from fasttrain.data.prepare import prepare
+from fasttrain.data.prepare.tokenizer import trained_on
+
+MB_PER_SECOND = 5
+RATIO = 1.3  # of the time that tokenizers needs
+VOCAB = 8192
+SIZE = 24e6  # bytes of text: what is done once weighs little
+LIBRARY_SIZE = 8e6
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    """Sources and documentation of what Python has installed."""
+    places = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
+    paths = itertools.chain.from_iterable(sorted(place.rglob("*.py")) for place in places)
+    found, size = {}, 0
+    for path in paths:
+        data = path.read_bytes()
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            continue
+        if len(text.strip()) >= 16 and "\0" not in text and text not in found:
+            found[text] = None
+            size += len(data)
+        if size > SIZE:
+            break
+    return list(found)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(texts, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    path.write_text(trained_on(texts[::8], VOCAB).json)
+    return path
+
+
+@pytest.fixture(scope="module")
+def library_rate(texts, tokenizer) -> float:
+    """MB/s of tokenizers by itself, the text in memory and the tokens not even looked at."""
+    loaded = Tokenizer.from_file(str(tokenizer))
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    step = max(1, round(sum(map(len, texts)) / LIBRARY_SIZE))
+    some = texts[::step]
+    begin = time.process_time()
+    for first in range(0, len(some), 64):
+        loaded.encode_batch_fast(some[first : first + 64], add_special_tokens=False)
+    seconds = time.process_time() - begin
+    os.environ.pop("TOKENIZERS_PARALLELISM")
+    if before is not None:
+        os.environ["TOKENIZERS_PARALLELISM"] = before
+    return sum(len(text.encode()) for text in some) / seconds / 1e6
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "texts"])
+def test_preparing_is_faster_than_encoding_with_the_library(texts, tokenizer, library_rate, tmp_path, report, kind):
+    inputs = tmp_path / "in"
+    inputs.mkdir()
+    if kind == "jsonl":
+        (inputs / "x.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    else:
+        for number, text in enumerate(texts):
+            (inputs / f"{number}.txt").write_bytes(text.encode())
+    begin = time.process_time()
+    prepare([inputs], tmp_path / "out", tokenizer=tokenizer, workers=1)
+    seconds = time.process_time() - begin
+    dataset = Dataset(tmp_path / "out")
+    text = sum(split.bytes for split in dataset.manifest.splits.values()) / 1e6
+    ratio = library_rate / (text / seconds)
+    report(
+        f"data_prepare_{kind}: {text:.0f} MB of Python to tokens of {VOCAB}, one thread",
+        {
+            "fasttrain data prepare": {"MB/s": text / seconds, "time / tokenizers": ratio},
+            "tokenizers alone": {"MB/s": library_rate, "time / tokenizers": 1},
+        },
+    )
+    assert sum(split.documents for split in dataset.manifest.splits.values()) == len(texts)
+    assert ratio <= RATIO
+    assert text / seconds >= MB_PER_SECOND
+
+
+def test_workers_share_the_work(texts, tokenizer, tmp_path, report):
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    size = sum(len(text.encode()) for text in texts) / 1e6
+    table = {}
+    for workers in (1, 2):
+        begin = time.perf_counter(), _cpu()
+        prepare([path], tmp_path / f"{workers}", tokenizer=tokenizer, workers=workers)
+        clock, cpu = time.perf_counter() - begin[0], _cpu() - begin[1]
+        table[f"{workers} workers"] = {"MB/s": size / clock, "MB/s of a core": size / cpu}
+    report(f"data_prepare_workers: {size:.0f} MB of JSONL, by the clock", table)
+    assert table["2 workers"]["MB/s of a core"] > 0.7 * table["1 workers"]["MB/s of a core"]
+
+
+def _cpu() -> float:
+    """Seconds of this process and of those it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
