@@ -87,6 +87,18 @@ def _factor(problem: Problem) -> float:
     return (problem.softcap or problem.scale) * _LOG2E
 
 
+def _over_rows(
+    weights: Tensor,  # (B, Hkv, G * R, N)
+    rows: Tensor,  # (B, Hkv, G * R, D)
+    problem: Problem,
+) -> Tensor:  # (B, Hkv, N, D)
+    """weights^T rows, head by head: one sum over all heads rounds up to twice as much."""
+    if problem.group == 1:
+        return weights.transpose(-1, -2) @ rows
+    weights, rows = (x.unflatten(2, (problem.group, -1)) for x in (weights, rows))
+    return (weights.transpose(-1, -2) @ rows).sum(2)
+
+
 def forward(
     q: Tensor,  # (B, T_q, H, D)
     k: Tensor,  # (B, T_k, Hkv, D)
@@ -153,7 +165,7 @@ def backward(
         if inverse:
             p.mul_(inverse[0])
         if need_dv:
-            dv[:, :, keys] += p.transpose(-1, -2) @ do
+            dv[:, :, keys] += _over_rows(p, do, problem)
         if not need_dq and not need_dk:
             continue
         dp = do @ value.transpose(-1, -2)
@@ -161,7 +173,7 @@ def backward(
         if tanh is not None:
             ds.mul_(1 - tanh * tanh)
         if need_dk:
-            dk[:, :, keys] += ds.transpose(-1, -2) @ query * problem.scale
+            dk[:, :, keys] += _over_rows(ds, query, problem) * problem.scale
         if need_dq:
             problem.stream(dq)[:, rows] = _ungroup(ds @ key * problem.scale, heads).to(dq.dtype)
     return (

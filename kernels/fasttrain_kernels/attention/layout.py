@@ -77,6 +77,11 @@ class Problem:
         return self.num_heads // self.num_kv_heads
 
     @property
+    def one_query(self) -> bool:
+        """A matrix times a vector, in float32: eager PyTorch adds up its products more exactly than a matrix's."""
+        return self.exact and self.num_queries == 1
+
+    @property
     def block_d(self) -> int:
         return max(16, triton.next_power_of_2(self.head_dim))  # a matrix instruction takes at least 16
 

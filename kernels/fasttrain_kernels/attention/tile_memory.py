@@ -50,13 +50,28 @@ def second_statistic(num_heads, stats_head):
 
 
 @triton.jit
+def product_of_rows(a, b):
+    """a b^T. A single row in a or b (float32 only) is summed as a tree, which rounds log2(D) times instead of D."""
+    if a.shape[0] == 1:
+        return tl.sum(a * b, 1)[None, :]
+    elif b.shape[0] == 1:
+        return tl.sum(a * b, 1)[:, None]
+    else:
+        return tl.dot(a, tl.trans(b), input_precision="ieee")
+
+
+@triton.jit
 def add_product(acc, a, b, EXACT: tl.constexpr):
     """acc + a b.
 
     float32: the sum over a block first. In one chain of additions over the whole sequence, every term would be rounded
     at the size of the total. tl.fma, because the compiler turns `+` into that chain.
     """
-    if EXACT:
+    if a.shape[0] == 1:
+        return acc + tl.sum(tl.trans(a) * b, 0)[None, :]
+    elif b.shape[0] == 1:
+        return tl.fma(acc, 1.0, a * b)
+    elif EXACT:
         return tl.fma(acc, 1.0, tl.dot(a, b, input_precision="ieee"))
     else:
         return tl.dot(a, b, acc, input_precision="ieee")

@@ -31,6 +31,9 @@ class Tile(NamedTuple):
     step: int
     options: dict[str, int]
 
+    def exchanged(self) -> Tile:
+        return self._replace(own=self.step, step=self.own)
+
 
 def _tile(q: Tensor, own: int, step: int, num_stages: int = 2) -> Tile:
     return Tile(own, step, dict(num_warps=warps(_THREADS, q.device), num_stages=num_stages))
@@ -74,6 +77,11 @@ def key_gradient_tile(q: Tensor, block_d: int, softcap: bool) -> Tile:
     if block_d > 64:
         return _tile(q, 128 if memory >= _WIDE else 64, 32)
     return _tile(q, 128, 64 if memory >= _WIDE and not softcap else 32)
+
+
+def one_query_tile(q: Tensor, block_d: int) -> Tile:
+    """One shape for all kernels, so that their sums over the head dimension are laid out alike."""
+    return _tile(q, 1, 4096 // block_d)
 
 
 def delta_tile(q: Tensor) -> Tile:

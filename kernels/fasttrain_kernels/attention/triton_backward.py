@@ -22,8 +22,14 @@ from torch import Tensor
 from fasttrain_kernels.attention.exponentials import after, before, scores
 from fasttrain_kernels.attention.intervals import block_ranges, edge_block, interval
 from fasttrain_kernels.attention.layout import Problem, addressable
-from fasttrain_kernels.attention.tile_memory import add_product, load_rows, second_statistic, store_rows
-from fasttrain_kernels.attention.tiles import delta_tile, key_gradient_tile, query_gradient_tile
+from fasttrain_kernels.attention.tile_memory import (
+    add_product,
+    load_rows,
+    product_of_rows,
+    second_statistic,
+    store_rows,
+)
+from fasttrain_kernels.attention.tiles import delta_tile, key_gradient_tile, one_query_tile, query_gradient_tile
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_tiles", "delta_head"])
@@ -57,7 +63,7 @@ def _key_gradient_block(
     """One block of queries, all tiles transposed: keys down, queries across."""
     row = start + tl.arange(0, M)
     query = load_rows(q, start, q_token, num_queries, M, D, BLOCK_D, MASKED)
-    s = scores(tl.dot(key, tl.trans(query), input_precision="ieee"), SCALE, SOFTCAP, EXACT)
+    s = scores(product_of_rows(key, query), SCALE, SOFTCAP, EXACT)
     m = tl.load(stats + row, mask=row < num_queries, other=float("inf"))
     p = tl.exp2((s * before(SCALE, SOFTCAP, EXACT) - m[None, :]) * after(SCALE, SOFTCAP, EXACT))
     if EXACT:
@@ -68,7 +74,7 @@ def _key_gradient_block(
     if NEED_DV:
         dv = add_product(dv, p.to(do.dtype), do, EXACT)
     if NEED_DK:
-        dp = tl.dot(value, tl.trans(do), input_precision="ieee")
+        dp = product_of_rows(value, do)
         ds = p * (dp - tl.load(delta + row, mask=row < num_queries, other=0.0)[None, :])
         if SOFTCAP > 0:
             ds *= 1 - s * s
@@ -141,7 +147,7 @@ def _query_gradient_block(
 ):  # fmt: skip
     """One block of keys: dq after it, or if DELTA the sum of p * dp."""
     key = load_rows(k, start, k_token, num_keys, N, D, BLOCK_D, MASKED)
-    s = scores(tl.dot(query, tl.trans(key), input_precision="ieee"), SCALE, SOFTCAP, EXACT)
+    s = scores(product_of_rows(query, key), SCALE, SOFTCAP, EXACT)
     p = tl.exp2((s * before(SCALE, SOFTCAP, EXACT) - m[:, None]) * after(SCALE, SOFTCAP, EXACT))
     if EXACT:
         p *= inverse_l[:, None]
@@ -149,7 +155,7 @@ def _query_gradient_block(
         j = start + tl.arange(0, N)
         p = tl.where((j[None, :] >= lo[:, None]) & (j[None, :] < hi[:, None]), p, 0.0)
     value = load_rows(v, start, v_token, num_keys, N, D, BLOCK_D, MASKED)
-    dp = tl.dot(do, tl.trans(value), input_precision="ieee")
+    dp = product_of_rows(do, value)
     if DELTA:
         acc += tl.sum(p * dp, 1)
     else:
@@ -252,6 +258,8 @@ def backward(
 
     def query_kernel(delta: Tensor, **what: bool) -> None:
         tile = query_gradient_tile(q, problem.block_d, problem.softcap > 0)
+        if problem.one_query:
+            tile = one_query_tile(q, problem.block_d)
         num_tiles = triton.cdiv(problem.num_queries, tile.own)
         _attention_query_gradient_kernel[(problem.batch * problem.num_heads * num_tiles,)](
             *(q, k, v, dout, stats, delta, dq, problem.documents),
@@ -273,6 +281,8 @@ def backward(
             _delta_of_out(dout, out, delta, problem)
     if dk.numel() or dv.numel():
         tile = key_gradient_tile(q, problem.block_d, problem.softcap > 0)
+        if problem.one_query:
+            tile = one_query_tile(q, problem.block_d).exchanged()
         num_tiles = triton.cdiv(problem.num_keys, tile.own)
         _attention_key_gradient_kernel[(problem.batch * problem.num_kv_heads * num_tiles,)](
             *(q, k, v, dout, stats, delta, dk, dv, problem.documents),

@@ -20,8 +20,14 @@ from torch import Tensor
 from fasttrain_kernels.attention.exponentials import after, before, scores
 from fasttrain_kernels.attention.intervals import block_ranges, edge_block, interval
 from fasttrain_kernels.attention.layout import Problem, addressable, empty_statistics
-from fasttrain_kernels.attention.tile_memory import add_product, load_rows, second_statistic, store_rows
-from fasttrain_kernels.attention.tiles import forward_tile
+from fasttrain_kernels.attention.tile_memory import (
+    add_product,
+    load_rows,
+    product_of_rows,
+    second_statistic,
+    store_rows,
+)
+from fasttrain_kernels.attention.tiles import forward_tile, one_query_tile
 
 LOWEST = tl.constexpr(-3.0e38)  # finite: exp2(-inf - LOWEST) is 0, where exp2(-inf - -inf) would be NaN
 
@@ -34,7 +40,7 @@ def _fwd_block(
 ):  # fmt: skip
     """One block of keys: the running output, sum and maximum after it."""
     key = load_rows(k, start, k_token, num_keys, N, D, BLOCK_D, MASKED)
-    s = scores(tl.dot(query, tl.trans(key), input_precision="ieee"), SCALE, SOFTCAP, EXACT)
+    s = scores(product_of_rows(query, key), SCALE, SOFTCAP, EXACT)
     if MASKED:
         j = start + tl.arange(0, N)
         s = tl.where((j[None, :] >= lo[:, None]) & (j[None, :] < hi[:, None]), s, float("-inf"))
@@ -115,7 +121,7 @@ def forward(
         return out, stats
     problem = Problem.of(q, k, cu_seqlens, causal, window, softcap, scale)
     q, k, v = (addressable(problem.stream(x)) for x in (q, k, v))
-    tile = forward_tile(q, problem.block_d)
+    tile = one_query_tile(q, problem.block_d) if problem.one_query else forward_tile(q, problem.block_d)
     num_tiles = triton.cdiv(problem.num_queries, tile.own)
     _attention_fwd_kernel[(problem.batch * problem.num_heads * num_tiles,)](
         *(q, k, v, out, stats, problem.documents),

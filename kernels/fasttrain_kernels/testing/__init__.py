@@ -1,6 +1,13 @@
 """Proof of Triton kernels without a GPU: numbers, memory traffic, and accuracy against a reference."""
 
-from fasttrain_kernels.testing.accuracy import Comparison, assert_accurate, compare
+from fasttrain_kernels.testing.accuracy import (
+    Comparison,
+    ComparisonOverSeeds,
+    assert_accurate,
+    assert_accurate_over_seeds,
+    compare,
+    compare_over_seeds,
+)
 from fasttrain_kernels.testing.interpreter import (
     KernelError,
     Launch,
@@ -13,6 +20,7 @@ from fasttrain_kernels.testing.interpreter import (
 
 __all__ = [
     "Comparison",
+    "ComparisonOverSeeds",
     "KernelError",
     "Launch",
     "Launches",
@@ -20,6 +28,8 @@ __all__ = [
     "Traffic",
     "WriteRace",
     "assert_accurate",
+    "assert_accurate_over_seeds",
     "compare",
+    "compare_over_seeds",
     "interpret",
 ]

@@ -84,9 +84,13 @@ def _qk_norm_rope(
     _train(qk_norm_rope, q, k, *weights, *tables, positions=where, **options)
 
 
-def _attention(dtype: torch.dtype, Hq: int, Hk: int, D: int, *, documents: bool = False, **options: Any) -> None:
+def _attention(
+    dtype: torch.dtype, Hq: int, Hk: int, D: int, *,
+    one_query: bool = False, documents: bool = False, **options: Any,
+) -> None:  # fmt: skip
     cu_seqlens = torch.arange(0, _TOKENS + 1, 1024, dtype=torch.int32) if documents else None
-    _train(attention, *_packed_qkv(dtype, Hq, Hk, D), cu_seqlens=cu_seqlens, backend="triton", **options)
+    q, k, v = _packed_qkv(dtype, Hq, Hk, D)
+    _train(attention, q[:, -1:] if one_query else q, k, v, cu_seqlens=cu_seqlens, backend="triton", **options)
 
 
 def _linear_cross_entropy(dtype: torch.dtype, V: int, **options: Any) -> None:
@@ -165,7 +169,10 @@ CASES: dict[str, list[Case]] = {  # ops in the order of the time that their comp
         Case("bf16 D=128 softcap", Reach.TILES, partial(_attention, _BF16, 32, 8, 128, softcap=50.0)),
         Case("fp32 D=64", Reach.TILES, partial(_attention, _FP32, 12, 12, 64)),
         Case("fp32 D=128", Reach.TILES, partial(_attention, _FP32, 32, 8, 128)),
+        Case("fp32 D=128 one query", Reach.TILES, partial(_attention, _FP32, 32, 8, 128, one_query=True)),
         Case("fp32 D=256", Reach.OPTIONS, partial(_attention, _FP32, 16, 2, 256)),
+        Case("fp32 D=64 one query", Reach.OPTIONS, partial(_attention, _FP32, 12, 12, 64, one_query=True)),
+        Case("fp32 D=256 one query", Reach.OPTIONS, partial(_attention, _FP32, 16, 2, 256, one_query=True)),
         Case("fp32 D=64 softcap", Reach.OPTIONS, partial(_attention, _FP32, 12, 12, 64, softcap=50.0)),
         Case("bf16 D=64 softcap", Reach.OPTIONS, partial(_attention, _BF16, 12, 12, 64, softcap=50.0)),
         Case("fp16 D=128", Reach.OPTIONS, partial(_attention, _FP16, 32, 8, 128)),
