@@ -21,6 +21,7 @@ COMMANDS = {
     "train": Command("fasttrain.train", "train a model; the same as python -m fasttrain.train"),
     "data prepare": Command("fasttrain.commands.data_prepare", "make a dataset of text, JSONL or Parquet"),
     "data lint": Command("fasttrain.commands.data_lint", "look for what is wrong with a dataset"),
+    "data locate": Command("fasttrain.commands.data_locate", "which documents a step trained on, and back"),
 }
 
 

@@ -54,7 +54,7 @@ class Progress:
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Progress:
         """From a checkpoint."""
-        return cls(**{**facts, "origin": Origin(**facts["origin"])})
+        return cls(**{**facts, "origin": Origin.of(facts["origin"])})
 
 
 def starting_point(settings: Config, runtime: Runtime) -> Checkpoint | None:

@@ -20,6 +20,7 @@ import fasttrain
 from fasttrain.checkpoint import Checkpoints, restore
 from fasttrain.config import Config, load, summary, to_toml
 from fasttrain.data import Batch, Batches, Prefetcher, TrainingData, training_data
+from fasttrain.data.history import Stretch, record, with_paths
 from fasttrain.data.lint.gate import suspicions
 from fasttrain.generate import continue_text
 from fasttrain.journal import Journal
@@ -72,6 +73,20 @@ class Run:
                 "python": platform.python_version(),
             },
         }
+
+    def stretch(self) -> Stretch:
+        """What decides about the batches from here on."""
+        settings = self.settings
+        elsewhere = self.came_from is not None and self.came_from.parent != settings.out / CHECKPOINTS
+        return Stretch(
+            step=self.progress.step,
+            origin=self.progress.origin,
+            sequences=settings.batch.sequences,
+            world=self.runtime.world,
+            data=with_paths(settings.data, self.data),
+            datasets=self.data.digests,
+            before=str(self.came_from) if elsewhere else None,
+        )
 
     def read(self, step: int) -> list[Batch]:
         """A rank's micro-batches of a step."""
@@ -260,6 +275,7 @@ def _announce(run: Run, journal: Journal) -> None:
     settings, runtime, step = run.settings, run.runtime, run.progress.step
     if runtime.is_first:
         (settings.out / "config.toml").write_text(to_toml(settings))
+        record(settings.out, run.stretch())
     parameters = num_parameters(settings.model, run.model.embedding.num_embeddings)
     for line in summary(settings):
         journal.note(line)

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,19 +35,25 @@ class Component(NamedTuple):
     epochs: float = 0.0  # how often it is seen at most; 0: no limit
 
 
+class Skip(NamedTuple):
+    """From `step` on, a run takes the batches that would have come `steps` steps later."""
+
+    step: int
+    steps: int
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where batches begin: a run that goes on with other settings goes on in the data where it was."""
 
     step: int = 0
     used: dict[str, int] = field(default_factory=dict)  # samples of each component, by name
+    skips: tuple[Skip, ...] = ()  # since then
 
-
-class Skip(NamedTuple):
-    """From `step` on, a run takes the batches that would have come `steps` steps later."""
-
-    step: int
-    steps: int
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Origin:
+        """From what JSON makes of asdict(origin)."""
+        return cls(**{**facts, "skips": tuple(Skip(*skip) for skip in facts["skips"])})
 
 
 class Batches:
@@ -64,7 +70,6 @@ class Batches:
         rank: int = 0,
         world: int = 1,
         origin: Origin = Origin(),  # noqa: B008  (frozen)
-        skips: Sequence[Skip] = (),  # since the origin
     ) -> None:
         if sequences % world:
             raise ValueError(f"data: {sequences} sequences of a step do not divide among {world} ranks")
@@ -73,6 +78,8 @@ class Batches:
         self.components = [Component("", data)] if isinstance(data, TokenStream) else list(data)
         self.sizes = [_samples_of(component, sequence) for component in self.components]
         """Samples of each component's epoch."""
+        self._separator = self.components[0].stream.separator  # components have the same tokenizer
+        self._dtype = np.result_type(*(component.stream.dtype for component in self.components))
         self._seeds = [seed_of(seed, component.name) for component in self.components]
         self._mixture = Mixture(
             [
@@ -81,29 +88,21 @@ class Batches:
             ],
             seed=seed,
         )
-        self._sequence, self._document_mask, self._origin, self._skips = sequence, document_mask, origin, skips
+        self._sequence, self._document_mask, self._origin = sequence, document_mask, origin
         self._sequences, self._share, self._rank = sequences, sequences // world, rank
 
     def at(self, step: int) -> Batch:
         rows = self.rows_at(step)
-        B, T = len(rows.samples), self._sequence
-        tokens, targets = np.empty((B, T), np.int64), np.empty((B, T), np.int64)
-        boundaries = []  # in the flattened batch, each after the last token of a document
-        for number in np.unique(rows.components).tolist():
-            mine = np.flatnonzero(rows.components == number)
-            stream, starts = self.components[number].stream, rows.samples[mine] * T
-            windows = stream.windows(starts, T + 1)
-            where = slice(None) if len(mine) == B else mine
-            tokens[where], targets[where] = windows[:, :-1], windows[:, 1:]
-            if self._document_mask:
-                row, offset = stream.boundaries(starts, windows)
-                boundaries.append(mine[row] * T + offset)
-                _ignore_the_unpredictable(targets, boundaries[-1], stream.separator)
-        positions, cu_seqlens = _documents(B, T, np.concatenate(boundaries)) if boundaries else (None, None)
+        windows, boundaries = self._read(rows)
+        targets = windows[:, 1:].astype(np.int64)
+        positions = cu_seqlens = None
+        if self._document_mask:
+            self._ignore_the_unpredictable(targets, boundaries)
+            positions, cu_seqlens = _documents(len(targets), self._sequence, boundaries)
         return Batch(
             components=rows.components,
             samples=rows.samples,
-            tokens=torch.from_numpy(tokens),
+            tokens=torch.from_numpy(windows[:, :-1].astype(np.int64)),
             targets=torch.from_numpy(targets),
             positions=None if positions is None else torch.from_numpy(positions),
             cu_seqlens=None if cu_seqlens is None else torch.from_numpy(cu_seqlens),
@@ -114,23 +113,9 @@ class Batches:
         first = self._first_sample(step) + self._rank * self._share
         components, numbers = self._mixture.at(first, self._share)
         samples = np.empty_like(numbers)
-        for number in np.unique(components).tolist():
-            mine = components == number
+        for number, mine in self._by_component(components):
             samples[mine] = samples_at(numbers[mine], size=self.sizes[number], seed=self._seeds[number])
         return Rows(components, samples)
-
-    def steps_of(self, component: int, sample: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Where a sample comes before step `stop`: the steps, and the row in all ranks' batches one after the other."""
-        size, seed = self.sizes[component], self._seeds[component]
-        end = self._first_sample(stop)
-        for epoch in range(-(-self._mixture.used_at(end)[component] // size)):
-            place = int(places_of(np.array([sample]), size=size, seed=seed, epoch=epoch)[0])
-            found = self._mixture.sample_of(component, epoch * size + place, end)
-            if found is not None:
-                step = self._step_at(found)
-                row = found - self._first_sample(step)
-                if row < self._sequences:  # otherwise it lies in a stretch that was skipped
-                    yield step, row
 
     def used_at(self, step: int) -> dict[str, int]:
         """How many samples of each component have been seen when a step begins."""
@@ -157,10 +142,35 @@ class Batches:
         steps = range(self._origin.step, self._origin.step + max(sample, 0) // self._sequences + 1)
         return self._origin.step + bisect_right(steps, sample, key=self._first_sample) - 1
 
+    def _read(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:  # -> (B, T + 1), (n,)
+        """The tokens of the rows, and where documents begin in the flattened batch."""
+        B, T = len(rows.samples), self._sequence
+        out, boundaries = np.empty((B, T + 1), self._dtype), [np.empty(0, np.int64)]
+        for number, mine in self._by_component(rows.components):
+            stream, starts = self.components[number].stream, rows.samples[mine] * T
+            windows = stream.windows(starts, T + 1)
+            if self._document_mask:
+                row, offset = stream.boundaries(starts, windows)
+                boundaries.append(mine[row] * T + offset)
+            if len(mine) == B:
+                out = windows
+            else:
+                out[mine] = windows
+        return out, np.concatenate(boundaries)
+
+    def _by_component(self, components: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Numbers of components, and their rows."""
+        for number in np.flatnonzero(np.bincount(components)).tolist():
+            yield number, np.flatnonzero(components == number)
+
+    def _ignore_the_unpredictable(self, targets: np.ndarray, boundaries: np.ndarray) -> None:
+        last, flat = boundaries - 1, targets.reshape(-1)
+        flat[last[flat[last] != self._separator]] = IGNORED
+
     def _first_sample(self, step: int) -> int:
         if step < self._origin.step:
             raise ValueError(f"data: step {step} is before step {self._origin.step}, where these batches begin")
-        skipped = sum(skip.steps for skip in self._skips if skip.step <= step)
+        skipped = sum(skip.steps for skip in self._origin.skips if skip.step <= step)
         return (step - self._origin.step + skipped) * self._sequences
 
 
@@ -190,11 +200,6 @@ def _samples_of(component: Component, sequence: int) -> int:
 def _part(component: Component, size: int, *, used: int) -> Part:
     weight, epochs = Fraction(str(component.weight)), Fraction(str(component.epochs))  # 0.3 is 3/10
     return Part(weight, limit=int(epochs * size) if epochs else None, used=used)
-
-
-def _ignore_the_unpredictable(targets: np.ndarray, boundaries: np.ndarray, separator: int | None) -> None:
-    last, flat = boundaries - 1, targets.reshape(-1)
-    flat[last[flat[last] != separator]] = IGNORED
 
 
 def _documents(B: int, T: int, boundaries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # -> (B, T), (N + 1,)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fasttrain.data.manifest import Manifest
-from fasttrain.data.sources import Source, read_source
+from fasttrain.data.sources import RECORD, Source, SourceFile, read_files, read_source
 from fasttrain.data.stream import TokenStream
 
 if TYPE_CHECKING:
@@ -82,6 +82,15 @@ class Dataset:
         if split.sources is None or self.manifest.sources is None:
             return None
         return read_source(self.path / split.sources.name, self.path / self.manifest.sources.name, document)
+
+    def source_files(self) -> list[SourceFile]:
+        """All files that documents came from; none if the dataset does not know."""
+        return [] if self.manifest.sources is None else read_files(self.path / self.manifest.sources.name)
+
+    def source_records(self, name: str) -> np.ndarray:  # (documents,) RECORD
+        """Of every document of a split, its place in one of these files."""
+        file = self.manifest.splits[name].sources
+        return np.empty(0, RECORD) if file is None else np.memmap(self.path / file.name, RECORD, "r")
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the tokens, verified."""

@@ -47,6 +47,12 @@ class Source:
         return f"{self.file.path}, row {self.offset}" if self.line is None else f"{self.file.path}:{self.line}"
 
 
+def read_files(files: Path) -> list[SourceFile]:
+    """All lines of sources.jsonl."""
+    with open(files, encoding="utf-8", errors="surrogateescape") as lines:
+        return [_file(line) for line in lines]
+
+
 def read_source(
     records: Path,  # NAME.sources, an array of RECORD
     files: Path,  # sources.jsonl
@@ -57,10 +63,15 @@ def read_source(
         file.seek(document * RECORD.itemsize)
         record = np.frombuffer(file.read(RECORD.itemsize), RECORD)[0]
     with open(files, encoding="utf-8", errors="surrogateescape") as lines:
-        found = json.loads(next(islice(lines, int(record["file"]), None)))
+        found = _file(next(islice(lines, int(record["file"]), None)))
     return Source(
-        file=SourceFile(**found | dict(path=Path(found["path"]))),
+        file=found,
         offset=int(record["offset"]),
         size=int(record["size"]),
         line=int(record["line"]) or None,
     )
+
+
+def _file(line: str) -> SourceFile:
+    found = json.loads(line)
+    return SourceFile(**found | dict(path=Path(found["path"])))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -25,6 +26,7 @@ import fasttrain_kernels
 from fasttrain.checkpoint import list_checkpoints
 from fasttrain.config import Model, Parallel
 from fasttrain.data import open_dataset
+from fasttrain.data.locate import locate
 from fasttrain.data.order import samples_of_run
 from fasttrain.metrics import read_metrics, read_validations
 from fasttrain.model import Decoder
@@ -297,6 +299,28 @@ def test_a_mixture_goes_on_bitwise_and_with_other_weights_where_each_component_w
 
 
 # Mistakes
+
+
+def test_what_a_run_trained_on_is_found_again(tmp_path):
+    """Also where it was resumed with other batches, and where a resumed run went back a few steps."""
+    read, trained = Run.read, {}
+
+    def noted(run: Run, step: int) -> list[Any]:
+        micro_batches = read(run, step)
+        trained[step] = torch.cat([micro.tokens for micro in micro_batches])
+        return micro_batches
+
+    options = ["--validation.every", 0, "--data.prefetch", 0]
+    with patch.object(Run, "read", noted):
+        train(tmp_path, *options)
+        train(tmp_path, *options, "--batch.steps", 10, "--batch.sequences", 4, "--data.sequence", 64)
+    assert len(trained) == 10
+    stream = open_dataset().split("train")
+    for step, tokens in trained.items():
+        excerpts = list(locate(tmp_path, step))
+        assert excerpts[-1].row == len(tokens) - 1
+        found = [stream.windows(np.array([e.start]), e.stop - e.start)[0] for e in excerpts]
+        assert np.concatenate(found).tolist() == tokens.flatten().tolist()
 
 
 def refused(capsys, run: Path, *options: Any) -> str:

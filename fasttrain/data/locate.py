@@ -1,0 +1,201 @@
+"""From a step of a run to the documents that it trained on, and back. Nothing is looked up but what the run recorded.
+
+Steps count from 0 here, as in Batches. A sample's inputs are T tokens of its component's stream; each stretch of them
+that belongs to one document is an Excerpt.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fasttrain.data.dataset import Dataset
+from fasttrain.data.history import Stretch, stretch_at, stretches
+from fasttrain.data.opening import AnyDataset
+from fasttrain.data.sources import Source
+from fasttrain.data.stream import TokenStream
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SPLIT = "train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Excerpt:
+    """What a sample of a step holds of one document."""
+
+    step: int
+    rank: int
+    row: int  # in the rank's batch
+    component: str  # "" where there is one dataset
+    sample: int
+    start: int  # in the component's stream
+    stop: int
+    document: int | None = None  # None: the data has no index
+    bytes: tuple[int, int] | None = None  # of the document's text, if its tokens tell
+    source: Source | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """A place in a run where tokens of a document were inputs."""
+
+    step: int
+    rank: int
+    row: int
+    sample: int
+    start: int
+    stop: int
+
+
+def locate(run: Path, step: int) -> Iterator[Excerpt]:
+    """Every document of a step, rank by rank and row by row."""
+    stretch = stretch_at(run, step)
+    data = stretch.open()
+    batches = stretch.batches(data)
+    share = stretch.sequences // stretch.world
+    T = stretch.data.sequence
+    lengths = {name: text_lengths(dataset) for name, dataset in data.datasets.items()}
+    for number, (part, sample) in enumerate(zip(*batches.rows_at(step), strict=True)):
+        component = batches.components[part]
+        dataset = data.datasets[component.name]
+        rank, row = divmod(number, share)
+        for start, stop, document in _documents(component.stream, int(sample) * T, T):
+            yield Excerpt(
+                step=step,
+                rank=rank,
+                row=row,
+                component=component.name,
+                sample=int(sample),
+                start=start,
+                stop=stop,
+                document=document,
+                bytes=_bytes(component.stream, start, stop, document, lengths[component.name]),
+                source=dataset.source(SPLIT, document)
+                if isinstance(dataset, Dataset) and document is not None
+                else None,
+            )
+
+
+def seen(run: Path, document: int, *, component: str = "", stop: int) -> Iterator[Seen]:
+    """Where a document was seen before step `stop`, in the order of the run."""
+    standing = stretches(run)
+    for stretch, end in zip(standing, [*(later.step for later in standing[1:]), stop], strict=True):
+        if stretch.step < min(end, stop):
+            yield from sorted(_seen_in(stretch, document, component, min(end, stop)), key=lambda place: place.step)
+
+
+def _seen_in(stretch: Stretch, document: int, component: str, end: int) -> Iterator[Seen]:
+    data = stretch.open()
+    names = list(data.datasets)
+    if component not in names:
+        raise ValueError(f"data: there is no component {component!r}; there are {', '.join(names)}")
+    batches, T = stretch.batches(data), stretch.data.sequence
+    part = next(i for i, found in enumerate(batches.components) if found.name == component)
+    begin, finish = document_span(batches.components[part].stream, document)
+    for sample in range(begin // T, min((finish - 1) // T + 1, batches.sizes[part])):
+        for step, row in batches.steps_of(part, sample, end):
+            if step >= stretch.step:  # before that, another stretch was trained
+                rank, row = divmod(row, stretch.sequences // stretch.world)
+                start, stop = max(begin, sample * T), min(finish, sample * T + T)
+                yield Seen(step=step, rank=rank, row=row, sample=sample, start=start, stop=stop)
+
+
+def document_span(stream: TokenStream, document: int) -> tuple[int, int]:
+    """The tokens of a document, its separator first."""
+    if stream.document_ends is None:
+        raise ValueError("data: this dataset has no index of its documents; only steps can be located")
+    if not 0 <= document < len(stream.document_ends):
+        raise ValueError(f"data: there is no document {document}; the last is {len(stream.document_ends) - 1}")
+    begin = 0 if document == 0 else int(stream.document_ends[document - 1])
+    return begin, int(stream.document_ends[document])
+
+
+def documents_from(dataset: AnyDataset, path: str) -> list[int]:
+    """The documents that came from a file, named as it was prepared or by the end of its path; PATH:LINE: one line."""
+    if not isinstance(dataset, Dataset) or not (files := list(dataset.source_files())):
+        raise ValueError(f"data: {dataset.path} does not know where its documents came from; name one by its number")
+    name, _, line = path.rpartition(":") if path.rpartition(":")[2].isdigit() else (path, "", "")
+    wanted = Path(name).parts
+    matching = [i for i, file in enumerate(files) if file.path.parts[-len(wanted) :] == wanted]
+    if not matching:
+        raise ValueError(f"data: no document of {dataset.path} came from {name}")
+    records = dataset.source_records(SPLIT)
+    chosen = np.isin(records["file"], matching) & (records["line"] == int(line) if line else True)
+    return np.flatnonzero(chosen).tolist()
+
+
+def text_of(dataset: AnyDataset, start: int, stop: int) -> str:
+    """Tokens of the training split, decoded; as numbers where there is no tokenizer."""
+    tokens = dataset.split(SPLIT).windows(np.array([start]), stop - start)[0].tolist()
+    tokenizer = _tokenizer(dataset)
+    if tokenizer is None:
+        return " ".join(map(str, tokens))
+    return tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def text_lengths(dataset: AnyDataset) -> np.ndarray | None:  # -> (vocab,) int64
+    """Bytes of text that each token stands for; None where tokens alone do not tell."""
+    tokenizer = _tokenizer(dataset)
+    if tokenizer is None:
+        return None
+    form = json.loads(tokenizer.to_str())
+    if form["normalizer"] or (form["decoder"] or {}).get("type") != "ByteLevel":
+        return None
+    # A byte-level token is written with one character for each byte; an added one as it is. Special ones are no text.
+    added = {token["id"]: 0 if token["special"] else len(token["content"].encode()) for token in form["added_tokens"]}
+    lengths = np.zeros(dataset.vocab, np.int64)
+    for token, number in tokenizer.get_vocab().items():
+        lengths[number] = added.get(number, len(token))
+    return lengths
+
+
+@lru_cache(maxsize=8)
+def _tokenizer(dataset: AnyDataset) -> Tokenizer | None:
+    return dataset.tokenizer()
+
+
+def _documents(stream: TokenStream, start: int, length: int) -> Iterator[tuple[int, int, int | None]]:
+    """The documents in a window: first token, end, number."""
+    stop = start + length
+    if stream.document_ends is None:
+        window = stream.windows(np.array([start]), length + 1)
+        cuts = (start + stream.boundaries(np.array([start]), window)[1]).tolist()
+        edges = [start, *(cut for cut in cuts if cut < stop), stop]
+        yield from ((begin, end, None) for begin, end in pairwise(edges))
+        return
+    while start < stop:
+        document = int(stream.document_ends.searchsorted(np.array([start]), side="right")[0])
+        end = min(stop, int(stream.document_ends[document]))
+        yield start, end, document
+        start = end
+
+
+def _bytes(
+    stream: TokenStream,
+    start: int,
+    stop: int,
+    document: int | None,
+    lengths: np.ndarray | None,  # (vocab,)
+) -> tuple[int, int] | None:
+    if document is None or lengths is None:
+        return None
+    begin, _ = document_span(stream, document)
+    sizes = lengths[stream.windows(np.array([begin]), stop - begin)[0]]
+    return int(sizes[: start - begin].sum()), int(sizes.sum())
+
+
+def step_of_token(tokens: list[int], position: int) -> int:
+    """The step that trained on the run's token number `position`; tokens: how many after each step."""
+    if not tokens or not 0 <= position < tokens[-1]:
+        raise ValueError(f"data: the run has trained on {tokens[-1] if tokens else 0:,} tokens, not on {position:,}")
+    return bisect_right(tokens, position)
