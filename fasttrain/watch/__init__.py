@@ -1,0 +1,44 @@
+"""What a run looks out for: spikes, slow-downs, a full disk, defects. docs/watch.md explains all of it.
+
+Everything here only judges. Each judge takes the figures of a step, says what is new, and leaves acting to the trainer:
+
+spikes = SpikeDetector(first=watch.first)
+verdict = spikes.observe(loss, norm)                     # every step: the same on every rank
+"""
+
+from fasttrain.watch.disk import Room, before_run, before_save, checkpoint_bytes
+from fasttrain.watch.exchange import EVERY, Exchange, Medians, probe, slowest
+from fasttrain.watch.gradients import block_norms
+from fasttrain.watch.mfu import LOW, Cause, Facts, explain
+from fasttrain.watch.sanity import Blocks, Envelope, Outside, SickBlock, first_loss_suspicion
+from fasttrain.watch.settings import Watch
+from fasttrain.watch.slowdown import WAIT, Slowdown, SlowdownDetector
+from fasttrain.watch.spikes import SpikeDetector, Verdict
+
+__all__ = [
+    "EVERY",
+    "LOW",
+    "WAIT",
+    "Blocks",
+    "Cause",
+    "Envelope",
+    "Exchange",
+    "Facts",
+    "Medians",
+    "Outside",
+    "Room",
+    "SickBlock",
+    "Slowdown",
+    "SlowdownDetector",
+    "SpikeDetector",
+    "Verdict",
+    "Watch",
+    "before_run",
+    "before_save",
+    "block_norms",
+    "checkpoint_bytes",
+    "explain",
+    "first_loss_suspicion",
+    "probe",
+    "slowest",
+]

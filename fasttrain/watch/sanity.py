@@ -1,0 +1,156 @@
+"""Is this training at all? What the first loss has to be, and in what range later ones; blocks that do not learn.
+
+An untrained model knows nothing, so its loss is that of a guess among the vocabulary. Its logits are not quite equal,
+though: the last norm makes inputs of mean square 1, so that the logits have the variance init_std^2 * hidden, and the
+loss is ln(vocab) + half of it. Anything else is a defect of the loss, the data or the initial weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from fasttrain import config
+
+FIRST_LOSS = 0.05  # of ln(vocab): how far the first loss may be from what is expected
+
+
+def first_loss(model: config.Model, vocab: int, z_loss: float = 0.0) -> float:
+    """What the loss of step 0 is expected to be, with its z-loss."""
+    half_variance = model.init_std**2 * model.hidden / 2
+    lse = math.log(vocab) + half_variance
+    return lse + z_loss * lse**2
+
+
+def first_loss_suspicion(loss: float, model: config.Model, vocab: int, z_loss: float = 0.0) -> str:
+    """What is wrong with the loss of untrained weights; empty if nothing is."""
+    expected, tolerance = first_loss(model, vocab, z_loss), FIRST_LOSS * math.log(vocab)
+    if abs(loss - expected) <= tolerance:
+        return ""
+    causes = (
+        "the targets are in the inputs, or most tokens are the same: look at the data (fasttrain data lint)"
+        if loss < expected
+        else "initial weights are too large, or targets are not of this vocabulary: look at model.init_std and the data"
+    )
+    return (
+        f"the first loss is {loss:.3f}, and that of untrained weights is {expected:.3f} +- {tolerance:.2f} with a "
+        f"vocabulary of {vocab}: {causes}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outside:
+    """The loss is where it should not be."""
+
+    loss: float
+    low: float
+    high: float
+    steps: int  # in a row
+
+    def __str__(self) -> str:
+        side = "above" if self.loss > self.high else "below"
+        return (
+            f"for {self.steps} steps the loss has been {side} what is expected here: {self.loss:.3f}, not in "
+            f"{self.low:.3f} to {self.high:.3f}"
+        )
+
+
+class Envelope:
+    """A range of losses along the run, from a table of (tokens, lowest, highest); alarms after `patience` steps."""
+
+    def __init__(self, table: Sequence[tuple[float, float, float]], patience: int = 20) -> None:
+        self._table, self._patience, self._outside = [tuple(map(float, row)) for row in table], patience, 0
+        for row in self._table:
+            if len(row) != 3 or not row[1] < row[2]:
+                raise ValueError(f"envelope: {row} must be (tokens, lowest loss, highest loss), the lowest first")
+        for (before, *_), (after, *_) in pairwise(self._table):
+            if before >= after:
+                raise ValueError(f"envelope: {after:g} tokens come after {before:g}; list them in rising order")
+
+    def range(self, tokens: float) -> tuple[float, float]:
+        """Between rows linear in the logarithm of tokens, as losses are; nothing is expected outside of the table."""
+        if not self._table or not self._table[0][0] <= tokens <= self._table[-1][0]:
+            return -math.inf, math.inf
+        for (start, *first), (end, *second) in pairwise(self._table):
+            if start <= tokens <= end:
+                share = _log(tokens / max(start, 1)) / _log(end / max(start, 1))
+                low, high = (a + share * (b - a) for a, b in zip(first, second, strict=True))
+                return low, high
+        return self._table[0][1], self._table[0][2]  # a table of one row, at its place
+
+    def observe(self, tokens: float, loss: float) -> Outside | None:
+        """An alarm, once per stay outside."""
+        low, high = self.range(tokens)
+        self._outside = 0 if low <= loss <= high else self._outside + 1
+        if self._outside != self._patience:
+            return None
+        return Outside(loss=loss, low=low, high=high, steps=self._outside)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SickBlock:
+    """A block whose gradient vanished or exploded."""
+
+    kind: Literal["dead", "exploding"]
+    block: int
+    norm: float
+    others: float  # median over all blocks
+    observations: int
+
+    def __str__(self) -> str:
+        return (
+            f"block {self.block} is {self.kind}: its gradient norm has been {self.norm:.3g} and that of the median "
+            f"block {self.others:.3g}, {self.observations} times in a row"
+        )
+
+    def facts(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+
+class Blocks:
+    """Gradient norms of blocks against each other. Those of healthy ones may differ tenfold, but they keep doing so."""
+
+    DEAD = 1e-4  # of the median block
+    EXPLODING = 30.0  # times what the block usually has, of the median block
+    _USUAL = 0.02  # weight of an observation in the usual ratio
+
+    def __init__(self, dead_after: int = 50, exploding_after: int = 5, first: int = 50) -> None:
+        """first: observations before a block can explode."""
+        self._limits, self._first = {"dead": dead_after, "exploding": exploding_after}, first
+        self._seen = 0
+        self._usual: list[float] = []  # log of norm / median
+        self._counts: dict[tuple[str, int], int] = {}
+
+    def observe(self, norms: Sequence[float]) -> list[SickBlock]:
+        """What is new; `norms` by block."""
+        middle = sorted(norms)[len(norms) // 2]
+        if not math.isfinite(sum(norms)) or middle == 0:  # not a matter of single blocks
+            return []
+        logs = [math.log(max(norm / middle, 1e-12)) for norm in norms]
+        self._seen += 1
+        self._usual = self._usual or logs
+        found = []
+        for block, (norm, log) in enumerate(zip(norms, logs, strict=True)):
+            exploding = self._seen > self._first and log > self._usual[block] + math.log(self.EXPLODING)
+            dead = norm <= self.DEAD * middle
+            if not (exploding or dead):
+                weight = max(self._USUAL, 1 / self._seen)
+                self._usual[block] += weight * (log - self._usual[block])
+            found += self._count("dead", block, dead, norm, middle)
+            found += self._count("exploding", block, exploding, norm, middle)
+        return found
+
+    def _count(
+        self, kind: Literal["dead", "exploding"], block: int, sick: bool, norm: float, others: float
+    ) -> list[SickBlock]:
+        count = self._counts[kind, block] = self._counts.get((kind, block), 0) + 1 if sick else 0
+        if count != self._limits[kind]:
+            return []
+        return [SickBlock(kind=kind, block=block, norm=norm, others=others, observations=count)]
+
+
+def _log(ratio: float) -> float:
+    return math.log(max(ratio, 1.0))
