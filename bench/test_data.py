@@ -8,12 +8,18 @@ import time
 
 import pytest
 
+from fasttrain.allocator import keep_freed_memory
 from fasttrain.data import Batches, Component, Dataset, Prefetcher, standard_library
 
 BUILD_SECONDS = 15  # by the clock, on 2 cores
 FIRST_BATCH_SECONDS = 0.1
 TOKENS_PER_SECOND = 50e6
 SHAPES = [(512, 256), (32, 1024), (64, 2048), (8, 4096)]  # sequences of a rank, their tokens
+
+
+@pytest.fixture(scope="module", autouse=True)
+def memory():
+    keep_freed_memory()  # as a run does
 
 
 @pytest.fixture(scope="module")

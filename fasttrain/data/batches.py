@@ -117,6 +117,19 @@ class Batches:
             samples[mine] = samples_at(numbers[mine], size=self.sizes[number], seed=self._seeds[number])
         return Rows(components, samples)
 
+    def steps_of(self, component: int, sample: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Where a sample comes before step `stop`: the steps, and the row in all ranks' batches one after the other."""
+        size, seed = self.sizes[component], self._seeds[component]
+        end = self._first_sample(stop)
+        for epoch in range(-(-self._mixture.used_at(end)[component] // size)):
+            place = int(places_of(np.array([sample]), size=size, seed=seed, epoch=epoch)[0])
+            found = self._mixture.sample_of(component, epoch * size + place, end)
+            if found is not None:
+                step = self._step_at(found)
+                row = found - self._first_sample(step)
+                if row < self._sequences:  # otherwise it lies in a stretch that was skipped
+                    yield step, row
+
     def used_at(self, step: int) -> dict[str, int]:
         """How many samples of each component have been seen when a step begins."""
         used = self._mixture.used_at(self._first_sample(step))

@@ -80,7 +80,7 @@ class Mixture:
             begin, end = max(first, phase.first), stop if phase.stop is None else min(stop, phase.stop)
             if begin < end:
                 pieces.append(phase.at(begin, end))
-        return Places(*(np.concatenate(arrays) for arrays in zip(*pieces, strict=True)))
+        return pieces[0] if len(pieces) == 1 else Places(*map(np.concatenate, zip(*pieces, strict=True)))
 
     def used_at(self, sample: int) -> list[int]:
         """How many samples of each part were used before a sample of the run, and before the run."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fasttrain import config
 from fasttrain.data.batches import Component
 from fasttrain.data.corpus import standard_library
 from fasttrain.data.dataset import Dataset
@@ -16,6 +15,8 @@ from fasttrain.data.foreign import NO_SEPARATOR, Described, ForeignDataset, open
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from fasttrain import config
 
 AnyDataset = Dataset | ForeignDataset
 

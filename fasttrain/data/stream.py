@@ -101,8 +101,10 @@ class TokenStream:
         self, rows: np.ndarray, offsets: np.ndarray, windows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Some programs end documents with the separator: it then begins the next one, which is the same stream."""
-        before, after = windows[rows, offsets - 1], windows[rows, offsets]
-        offsets = offsets - ((before == self.separator) & (after != self.separator))
+        elsewhere = windows[rows, offsets] != self.separator
+        if not elsewhere.any():
+            return rows, offsets
+        offsets = offsets - (elsewhere & (windows[rows, offsets - 1] == self.separator))
         inside = offsets > 0
         return rows[inside], offsets[inside]
 
