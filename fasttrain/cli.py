@@ -22,6 +22,9 @@ COMMANDS = {
     "data prepare": Command("fasttrain.commands.data_prepare", "make a dataset of text, JSONL or Parquet"),
     "data lint": Command("fasttrain.commands.data_lint", "look for what is wrong with a dataset"),
     "data locate": Command("fasttrain.commands.data_locate", "which documents a step trained on, and back"),
+    "checkpoint list": Command("fasttrain.commands.checkpoint_list", "show the checkpoints of a run"),
+    "checkpoint verify": Command("fasttrain.commands.checkpoint_verify", "look for damage in checkpoints"),
+    "checkpoint prune": Command("fasttrain.commands.checkpoint_prune", "delete old checkpoints of a run"),
 }
 
 
