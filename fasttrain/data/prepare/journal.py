@@ -46,11 +46,13 @@ class Journal:
         self._path = _beside(directory, ".json")
 
     def read(self) -> dict[str, Any] | None:
-        """What was saved last; None: nothing. Raise if it belongs to another task."""
+        """What was saved last; None: nothing. Raise if it is work on another task."""
         if not (self._path.exists() and self._directory.exists()):
             return None
         found = json.loads(self._path.read_text("utf-8"))
         differing = [name for name in self._task if found["task"].get(name) != self._task[name]]
+        if differing and not found["state"]["documents"]:
+            return None  # no work is lost
         if differing:
             name = differing[0]
             raise ValueError(

@@ -59,7 +59,7 @@ class Output:
             left_out = [left._replace(place=_moved(left.place, self._lines)) for left in left_out]
             sources = sources.copy()
             sources["line"] += self._lines
-        self.report.check(self._inputs[piece.start.file], left_out, len(encoded.lengths))
+        self.report.check(piece.start.file, left_out, len(encoded.lengths))
         new = np.ones(len(encoded.lengths), bool)
         if self._seen is not None:
             new = self._seen.add(encoded.digests)
@@ -102,11 +102,6 @@ class Output:
 
     def publish(self, path: Path, *, source: str) -> None:
         """A dataset of its own name."""
-        if not self.documents:
-            examples = "; ".join(f"{reason}: {place}" for reason, place in self.report.first.items())
-            raise ValueError(
-                f"prepare: there is no document left for {path}: {self.report.summary()}; {examples or 'no input'}"
-            )
         report = self.report.close()
         (self._directory / DIGESTS).unlink(missing_ok=True)
         files = (SourceFile(path=Path(i.path), size=i.size, mtime_ns=i.mtime_ns).dump() for i in self._inputs)

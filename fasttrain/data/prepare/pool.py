@@ -46,8 +46,10 @@ def _in_processes(
 ) -> Generator[tuple[Item, Result], None, None]:
     # forked: a worker needs none of the seconds, nor the memory, that importing torch takes
     context = multiprocessing.get_context("fork")
+    others = set(multiprocessing.active_children())
     executor = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(make, os.getpid()))
     pending: deque[tuple[Item, Future[Result]]] = deque()
+    finished = False
     try:
         for item in items:
             pending.append((item, executor.submit(_call, item)))
@@ -55,7 +57,11 @@ def _in_processes(
                 yield _first(pending)
         while pending:
             yield _first(pending)
+        finished = True
     finally:
+        if not finished:  # nobody waits for what they are doing
+            for process in set(multiprocessing.active_children()) - others:
+                process.kill()
         executor.shutdown(wait=True, cancel_futures=True)
 
 

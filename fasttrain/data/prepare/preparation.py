@@ -13,7 +13,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -79,9 +79,10 @@ def prepare(
     out = Path(os.path.abspath(out))
     directory = work_directory_of(out)
     refuse_to_overwrite(out)
-    with _remedies(directory), alone_in(directory):
-        refuse_to_overwrite(out)  # another process may just have finished it
+    with _remedies(directory), ExitStack() as stack:
         inputs = find_inputs(names, include=include, exclude=exclude, format=format)
+        stack.enter_context(alone_in(directory))
+        refuse_to_overwrite(out)  # another process may just have finished it
         progress = Progress("encoding", sum(input.size for input in inputs))
         if restart:
             clear(directory)
@@ -99,6 +100,10 @@ def prepare(
             progress.done, progress.documents = output.consumed, output.documents
             progress.text, progress.tokens = output.text, output.tokens
             tell(progress)
+        if not output.documents:
+            clear(directory)
+            examples = "; ".join(f"{reason}: {place}" for reason, place in output.report.first.items())
+            raise ValueError(f"prepare: there is no document left for {out}: {output.report.summary()}; {examples}")
         output.publish(out, source=", ".join(map(str, names)))
         journal.remove()
     return Prepared(

@@ -25,6 +25,7 @@ class Report:
         self._file = GrowingFile(directory / NAME, state["size"])
         self.counts: dict[str, int] = state["counts"]
         self.first: dict[str, str] = state["first"]  # an example of each reason
+        self._file_number, self._good, self._bad = 0, 0, 0  # lines of the file that is being read
 
     def add(self, left_out: Iterable[LeftOut]) -> None:
         """In the order of the inputs, with lines of the file."""
@@ -38,16 +39,20 @@ class Report:
                 self.first[reason] = f"{path}:{place.line}" if place.line else f"{path}, row {place.offset}"
                 self.first[reason] += f" ({detail})" if detail else ""
 
-    def check(self, input: Input, left_out: Sequence[LeftOut], kept: int) -> None:
-        """Raise if more lines of a piece are bad than good: it is not what it is taken for."""
+    def check(self, file: int, left_out: Sequence[LeftOut], kept: int) -> None:
+        """Raise if more lines of a file are bad than good, as far as it was read: it is not what it is taken for."""
+        if file != self._file_number:
+            self._file_number, self._good, self._bad = file, 0, 0
         bad = [left for left in left_out if left.reason in (INVALID, NO_TEXT)]
-        if len(bad) >= FEW and len(bad) > kept:
+        self._good += kept
+        self._bad += len(bad)
+        if self._bad >= FEW and self._bad > self._good:
             place, reason, detail = bad[0]
             remedy = "set --text-key" if reason == NO_TEXT else "name the right file, or set --format"
             where = f"line {place.line}" if place.line else f"row {place.offset}"
             raise ValueError(
-                f"prepare: {input.path} has more bad lines than good ones, the first in {where}: {reason} ({detail}); "
-                f"{remedy}"
+                f"prepare: {self._inputs[file].path} has more bad lines than good ones, one of them {where}: {reason} "
+                f"({detail}); {remedy}"
             )
 
     def sync(self) -> dict[str, Any]:

@@ -294,7 +294,7 @@ def test_a_wrong_column_or_key_is_told_with_those_there_are(tmp_path):
     assert "the column 'id' of" in fails(path, settings=Settings(text_key="id"), restart=True)
     path = write(tmp_path / "x.jsonl", TEXTS)
     assert fails(path, settings=Settings(text_key="content"), restart=True) == (
-        f"prepare: {path} has more bad lines than good ones, the first in line 1: no text (no string 'content'; it has "
+        f"prepare: {path} has more bad lines than good ones, one of them line 1: no text (no string 'content'; it has "
         "'id', 'text'); set --text-key"
     )
 
@@ -302,7 +302,7 @@ def test_a_wrong_column_or_key_is_told_with_those_there_are(tmp_path):
 def test_a_file_that_is_no_jsonl(tmp_path):
     (tmp_path / "x.jsonl").write_text("some text\n" * 100)
     message = fails(tmp_path / "x.jsonl")
-    assert "more bad lines than good ones, the first in line 1: invalid JSON (Expecting value" in message
+    assert "more bad lines than good ones, one of them line 1: invalid JSON (Expecting value" in message
     assert message.endswith("name the right file, or set --format")
 
 

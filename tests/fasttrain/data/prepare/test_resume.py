@@ -20,8 +20,8 @@ TEXTS = [f"Document {i} is {'long ' * (i % 9)}enough, with the number {i * 31}.\
 
 @pytest.fixture
 def inputs(tmp_path: Path, monkeypatch) -> list[Path]:
-    """A few hundred documents, some of them bad or twice there, in 40 pieces with a sync after each."""
-    monkeypatch.setattr(pieces, "PIECE", 600)
+    """A few hundred documents, some of them bad or twice there, in 20 pieces with a sync after each."""
+    monkeypatch.setattr(pieces, "PIECE", 1200)
     monkeypatch.setattr(preparation, "SYNC_SECONDS", 0)
     lines = [json.dumps({"text": text}) for text in TEXTS]
     lines[50] = "{"
@@ -150,6 +150,13 @@ def test_another_command_does_not_go_on_with_it(tmp_path, inputs):
     assert not result.resumed
     run(inputs, tmp_path / "whole")
     assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
+def test_a_mistake_that_is_found_at_once_is_mended_without_restart(tmp_path, inputs):
+    text_key = Settings(text_key="body")
+    with pytest.raises(ValueError, match="set --text-key"):
+        prepare([inputs[0] / "b.jsonl.gz"], tmp_path / "out", tokenizer="bytes", settings=text_key, workers=1)
+    run([inputs[0] / "b.jsonl.gz"], tmp_path / "out")
 
 
 def test_what_is_left_of_an_interrupted_one_is_no_dataset(tmp_path, inputs):
