@@ -78,12 +78,16 @@ def hashed(x: np.ndarray, key: np.uint64) -> np.ndarray:  # uint64 arrays wrap a
 
     63 bits, so that half a place can be added without a wrap, which would break the permutation.
     """
-    x = x + key
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (x ^ (x >> np.uint64(31))) >> np.uint64(1)
+    x = x + key  # from here on in place: calls are many, and arrays short
+    x ^= x >> 30
+    x *= 0xBF58476D1CE4E5B9
+    x ^= x >> 27
+    x *= 0x94D049BB133111EB
+    x ^= x >> 31
+    x >>= 1
+    return x
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=256)  # a mixture has a few for each component
 def keys_of(seed: int, epoch: int) -> np.ndarray:  # -> (ROUNDS,) uint64
     return np.random.SeedSequence([seed, epoch]).generate_state(ROUNDS, np.uint64)
