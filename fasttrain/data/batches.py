@@ -22,7 +22,7 @@ import torch
 
 from fasttrain.data.batch import IGNORED, Batch
 from fasttrain.data.mixture import Mixture, Part
-from fasttrain.data.order import places_of, samples_at
+from fasttrain.data.order import places_of, samples_at, samples_of_several
 from fasttrain.data.stream import TokenStream
 
 
@@ -112,10 +112,9 @@ class Batches:
         """Which samples of which components `at` reads, without reading them."""
         first = self._first_sample(step) + self._rank * self._share
         components, numbers = self._mixture.at(first, self._share)
-        samples = np.empty_like(numbers)
-        for number, mine in self._by_component(components):
-            samples[mine] = samples_at(numbers[mine], size=self.sizes[number], seed=self._seeds[number])
-        return Rows(components, samples)
+        if len(self.components) == 1:
+            return Rows(components, samples_at(numbers, size=self.sizes[0], seed=self._seeds[0]))
+        return Rows(components, samples_of_several(components, numbers, sizes=self.sizes, seeds=self._seeds))
 
     def steps_of(self, component: int, sample: int, stop: int) -> Iterator[tuple[int, int]]:
         """Where a sample comes before step `stop`: the steps, and the row in all ranks' batches one after the other."""

@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
+
+_Sides = np.uint64 | np.ndarray  # of one dataset, or of each row's
 
 ROUNDS = 8  # 4 would do for 10,000 samples; 6 leave short epochs uneven (tests/fasttrain/data/test_order.py)
 
@@ -35,29 +38,52 @@ def samples_at(numbers: np.ndarray, *, size: int, seed: int) -> np.ndarray:  # (
     return out
 
 
+def samples_of_several(
+    datasets: np.ndarray,  # (n,) numbers of datasets
+    numbers: np.ndarray,  # (n,) of samples in their runs
+    *,
+    sizes: Sequence[int],
+    seeds: Sequence[int],
+) -> np.ndarray:  # -> (n,) int64
+    """`samples_at` of several datasets, all at once: on a few samples, a call of NumPy costs more than its work."""
+    size, a, b = np.array([(size, *_sides(size)) for size in sizes], np.uint64).T[:, datasets]
+    epochs, places = np.divmod(numbers.astype(np.uint64), size)
+    orders, of_row = np.unique(epochs * len(sizes) + datasets.astype(np.uint64), return_inverse=True)
+    found = (divmod(order, len(sizes)) for order in orders.tolist())
+    keys = np.stack([keys_of(seeds[dataset], epoch) for epoch, dataset in found], axis=1)[:, of_row]
+    return _below(size, _network(places, a, b, keys), lambda out, rows: _network(out, a[rows], b[rows], keys[:, rows]))
+
+
 def permuted(places: np.ndarray, *, size: int, seed: int, epoch: int) -> np.ndarray:  # (n,) int64 -> (n,) int64
     """The samples at `places` of an epoch."""
-    a = math.isqrt(size - 1) + 1
-    b = -(-size // a)
-    keys = keys_of(seed, epoch)
-    out = _network(places.astype(np.uint64), np.uint64(a), np.uint64(b), keys)
-    while (outside := out >= size).any():
-        out[outside] = _network(out[outside], np.uint64(a), np.uint64(b), keys)
-    return out.astype(np.int64)
+    (a, b), keys = _sides(size), keys_of(seed, epoch)
+    return _below(size, _network(places.astype(np.uint64), a, b, keys), lambda out, _: _network(out, a, b, keys))
 
 
 def places_of(samples: np.ndarray, *, size: int, seed: int, epoch: int) -> np.ndarray:  # (n,) int64 -> (n,) int64
     """The places of an epoch at which samples come: the inverse of `permuted`."""
+    (a, b), keys = _sides(size), keys_of(seed, epoch)
+    return _below(
+        size, _network_back(samples.astype(np.uint64), a, b, keys), lambda out, _: _network_back(out, a, b, keys)
+    )
+
+
+def _sides(size: int) -> tuple[np.uint64, np.uint64]:
+    """a and b."""
     a = math.isqrt(size - 1) + 1
-    b = -(-size // a)
-    keys = keys_of(seed, epoch)
-    out = _network_back(samples.astype(np.uint64), np.uint64(a), np.uint64(b), keys)
+    return np.uint64(a), np.uint64(-(-size // a))
+
+
+def _below(
+    size: int | np.ndarray, out: np.ndarray, again: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """What is not below size goes through again, until it is."""
     while (outside := out >= size).any():
-        out[outside] = _network_back(out[outside], np.uint64(a), np.uint64(b), keys)
+        out[outside] = again(out[outside], outside)
     return out.astype(np.int64)
 
 
-def _network(places: np.ndarray, a: np.uint64, b: np.uint64, keys: np.ndarray) -> np.ndarray:
+def _network(places: np.ndarray, a: _Sides, b: _Sides, keys: np.ndarray) -> np.ndarray:
     left, right = np.divmod(places, b)
     for number in range(0, ROUNDS, 2):
         left = (left + hashed(right, keys[number])) % a
@@ -65,7 +91,7 @@ def _network(places: np.ndarray, a: np.uint64, b: np.uint64, keys: np.ndarray) -
     return left * b + right
 
 
-def _network_back(places: np.ndarray, a: np.uint64, b: np.uint64, keys: np.ndarray) -> np.ndarray:
+def _network_back(places: np.ndarray, a: _Sides, b: _Sides, keys: np.ndarray) -> np.ndarray:
     left, right = np.divmod(places, b)
     for number in range(ROUNDS - 2, -1, -2):
         right = (right + b - hashed(left, keys[number + 1]) % b) % b
@@ -73,7 +99,9 @@ def _network_back(places: np.ndarray, a: np.uint64, b: np.uint64, keys: np.ndarr
     return left * b + right
 
 
-def hashed(x: np.ndarray, key: np.uint64) -> np.ndarray:  # uint64 arrays wrap around silently, as meant here
+def hashed(
+    x: np.ndarray, key: np.uint64 | np.ndarray
+) -> np.ndarray:  # uint64 arrays wrap around silently, as meant here
     """The finaliser of splitmix64: each bit of the input changes each bit of the result half of the time.
 
     63 bits, so that half a place can be added without a wrap, which would break the permutation.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain.data.order import permuted, places_of, samples_of_run
+from fasttrain.data.order import permuted, places_of, samples_of_run, samples_of_several
 
 EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
 FROZEN = [581, 852, 161, 624, 352, 363, 956, 889]
@@ -59,6 +59,16 @@ def test_the_order_is_frozen():
 def test_a_stretch_of_a_run_does_not_depend_on_where_it_is_cut(first, count, size):
     whole = samples_of_run(0, first + count, size=size, seed=3)
     assert np.array_equal(samples_of_run(first, count, size=size, seed=3), whole[first:])
+
+
+@EXAMPLES
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2000)), min_size=1, max_size=200))
+def test_samples_of_several_datasets_are_those_of_each(rows):
+    datasets, numbers = np.array(rows).T
+    sizes, seeds = [7, 1000, 123], [5, 2**63, 0]
+    found = samples_of_several(datasets, numbers, sizes=sizes, seeds=seeds)
+    for dataset, number, sample in zip(datasets, numbers, found, strict=True):
+        assert sample == samples_of_run(number, 1, size=sizes[dataset], seed=seeds[dataset])[0]
 
 
 def test_epochs_and_seeds_have_orders_of_their_own():
