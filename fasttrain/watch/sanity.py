@@ -2,7 +2,8 @@
 
 An untrained model knows nothing, so its loss is that of a guess among the vocabulary. Its logits are not quite equal,
 though: the last norm makes inputs of mean square 1, so that the logits have the variance init_std^2 * hidden, and the
-loss is ln(vocab) + half of it. Anything else is a defect of the loss, the data or the initial weights.
+loss is ln(vocab) + half of it. With a tied head, the logit of the token just read stands out, by at most hidden *
+init_std, the less the more blocks add to the embedding. Anything else is a defect of loss, data or initial weights.
 """
 
 from __future__ import annotations
@@ -18,26 +19,30 @@ from fasttrain import config
 FIRST_LOSS = 0.05  # of ln(vocab): how far the first loss may be from what is expected
 
 
-def first_loss(model: config.Model, vocab: int, z_loss: float = 0.0) -> float:
-    """What the loss of step 0 is expected to be, with its z-loss."""
-    half_variance = model.init_std**2 * model.hidden / 2
-    lse = math.log(vocab) + half_variance
-    return lse + z_loss * lse**2
+def first_loss(model: config.Model, vocab: int, z_loss: float = 0.0) -> tuple[float, float]:
+    """Between what and what the loss of step 0 is expected to be, its z-loss included."""
+    variance = model.init_std**2 * model.hidden
+    lowest = highest = math.log(vocab) + variance / 2
+    if model.tied_head:
+        # Feed-forward layers add ffn * variance^2 / 8 times the embedding's square: silu(x) is x / 2 for small x
+        own = model.hidden * model.init_std / math.sqrt(1 + model.ffn * variance**2 / 8)
+        highest += math.log1p(math.exp(own - highest))
+    return lowest + z_loss * lowest**2, highest + z_loss * highest**2
 
 
 def first_loss_suspicion(loss: float, model: config.Model, vocab: int, z_loss: float = 0.0) -> str:
     """What is wrong with the loss of untrained weights; empty if nothing is."""
-    expected, tolerance = first_loss(model, vocab, z_loss), FIRST_LOSS * math.log(vocab)
-    if abs(loss - expected) <= tolerance:
+    (low, high), tolerance = first_loss(model, vocab, z_loss), FIRST_LOSS * math.log(vocab)
+    if low - tolerance <= loss <= high + tolerance:
         return ""
     causes = (
         "the targets are in the inputs, or most tokens are the same: look at the data (fasttrain data lint)"
-        if loss < expected
+        if loss < low
         else "initial weights are too large, or targets are not of this vocabulary: look at model.init_std and the data"
     )
     return (
-        f"the first loss is {loss:.3f}, and that of untrained weights is {expected:.3f} +- {tolerance:.2f} with a "
-        f"vocabulary of {vocab}: {causes}"
+        f"the first loss is {loss:.3f}, and untrained weights with a vocabulary of {vocab} have {low:.3f} to "
+        f"{high:.3f}, +- {tolerance:.2f}: {causes}"
     )
 
 

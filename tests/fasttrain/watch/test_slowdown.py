@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from fasttrain.watch import Exchange, Medians, SlowdownDetector, probe, slowest
-from tests.fasttrain.checkpoint.subject import run_ranks
+from fasttrain.watch import Medians, SlowdownDetector, probe, slowest
 from tests.fasttrain.watch.simulated import PARTS, slow_run
 
 
@@ -68,19 +65,6 @@ def test_sensors_of_the_slow_rank_are_told() -> None:
 def test_threshold() -> None:
     with pytest.raises(ValueError, match="threshold \\(0\\) must be above 0"):
         SlowdownDetector(PARTS, threshold=0)
-
-
-def exchange_twice(group: dist.ProcessGroup, _: Path) -> None:
-    exchange = Exchange(group)
-    assert exchange.read() is None
-    for turn in range(2):
-        exchange.send([float(group.rank()), float(turn)])
-        assert exchange.read() == [[0.0, turn], [1.0, turn]]
-    assert exchange.read() is None
-
-
-def test_all_ranks_get_the_vectors_of_all(tmp_path: Path) -> None:
-    run_ranks(exchange_twice, 2, tmp_path)
 
 
 def test_equal_work_tells_the_slowest() -> None:
