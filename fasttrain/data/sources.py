@@ -49,7 +49,7 @@ class Source:
 
 def read_files(files: Path) -> list[SourceFile]:
     """All lines of sources.jsonl."""
-    with open(files, encoding="utf-8", errors="surrogateescape") as lines:
+    with open(files, encoding="utf-8") as lines:
         return [_file(line) for line in lines]
 
 
@@ -62,7 +62,7 @@ def read_source(
     with open(records, "rb") as file:
         file.seek(document * RECORD.itemsize)
         record = np.frombuffer(file.read(RECORD.itemsize), RECORD)[0]
-    with open(files, encoding="utf-8", errors="surrogateescape") as lines:
+    with open(files, encoding="utf-8") as lines:
         found = _file(next(islice(lines, int(record["file"]), None)))
     return Source(
         file=found,

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import uuid
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ class DatasetWriter:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
-                sources = None if self._sources is None else "".join(file.dump() for file in self._sources)
+                sources = None if self._sources is None else [file.dump() for file in self._sources]
                 self._files.publish(self.path, tokenizer=self._tokenizer, source=self._source, sources=sources)
         finally:
             shutil.rmtree(self._partial, ignore_errors=True)  # gone already once published
@@ -147,7 +148,7 @@ class DatasetFiles:
         *,
         tokenizer: str,
         source: str,
-        sources: str | None = None,
+        sources: Iterable[str] | None = None,  # lines
         report: File | None = None,
         left_out: dict[str, int] | None = None,
     ) -> None:
@@ -159,14 +160,14 @@ class DatasetFiles:
             dtype=self.dtype.name,
             vocab=self._vocab,
             separator=self._separator,
-            tokenizer=write_file(self._directory / TOKENIZER, tokenizer),
+            tokenizer=write_file(self._directory / TOKENIZER, [tokenizer]),
             # in the order of their names, whatever the order of documents
             splits={name: self._splits[name].close() for name in sorted(self._splits)},
             sources=None if sources is None else write_file(self._directory / "sources.jsonl", sources),
             report=report,
             left_out=left_out,
         )
-        write_file(self._directory / NAME, manifest.dump())
+        write_file(self._directory / NAME, [manifest.dump()])
         sync_directory(self._directory)
         try:
             os.rename(self._directory, path)
@@ -273,11 +274,12 @@ class GrowingFile:
         return File(name=self._path.name, size=self._size, sha256=self._hash.hexdigest())
 
 
-def write_file(path: Path, text: str) -> File:
-    """A file with this text, on the disk: all of it, or what was there before."""
+def write_file(path: Path, texts: Iterable[str]) -> File:
+    """A file with these texts in a row, on the disk: all of it, or what was there before."""
     new = path.with_name(path.name + ".new")
     file = GrowingFile(new)
-    file.write(text.encode("utf-8", "surrogateescape"))  # names of files need not be UTF-8
+    for text in texts:
+        file.write(text.encode("utf-8"))
     written = file.close()
     os.replace(new, path)
     return replace(written, name=path.name)

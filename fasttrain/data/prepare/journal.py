@@ -65,7 +65,7 @@ class Journal:
     def save(self, state: dict[str, Any]) -> None:
         """Replaces what was saved before, at once or not at all."""
         sync_directory(self._directory)
-        write_file(self._path, json.dumps(dict(task=self._task, state=state)))
+        write_file(self._path, [json.dumps(dict(task=self._task, state=state))])
         sync_directory(self._path.parent)
 
     def remove(self) -> None:

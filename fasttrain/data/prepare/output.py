@@ -109,7 +109,7 @@ class Output:
             path,
             tokenizer=self._vocabulary.json,
             source=source,
-            sources="".join(files),
+            sources=files,
             report=report,
             left_out=self.report.ordered(),
         )

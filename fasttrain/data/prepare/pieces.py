@@ -40,6 +40,8 @@ def cut(inputs: Sequence[Input], *, start: Position, text_key: str, longest: int
     file, offset = start
     while file < len(inputs):
         input = inputs[file]
+        if input.packed or input.kind == "parquet":
+            input.check_unchanged()  # others are checked by their workers
         if input.kind == "parquet":
             yield from _parquet(input, file, offset, text_key)
         elif input.packed:

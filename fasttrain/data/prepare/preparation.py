@@ -92,7 +92,7 @@ def prepare(
             clear(directory)
             tell(Progress("training a tokenizer" if isinstance(tokenizer, int) else "reading the tokenizer", 0))
             vocabulary = _vocabulary(inputs, tokenizer, separator, settings)
-            write_file(directory / TOKENIZER, vocabulary.json)
+            write_file(directory / TOKENIZER, [vocabulary.json])
         else:
             vocabulary = Vocabulary((directory / TOKENIZER).read_text("utf-8"), *state["vocabulary"])
         output = Output(directory, inputs, vocabulary, keep_duplicates=settings.keep_duplicates, state=state)

@@ -36,8 +36,9 @@ class Report:
             self._file.write(json.dumps(line).encode() + b"\n")
             self.counts[reason] = self.counts.get(reason, 0) + 1
             if reason not in self.first:
-                self.first[reason] = f"{path}:{place.line}" if place.line else f"{path}, row {place.offset}"
-                self.first[reason] += f" ({detail})" if detail else ""
+                example = f"{path}:{place.line}" if place.line else f"{path}, row {place.offset}"
+                example += f" ({detail})" if detail else ""
+                self.first[reason] = example.encode("utf-8", "backslashreplace").decode()  # names need not be UTF-8
 
     def check(self, file: int, left_out: Sequence[LeftOut], kept: int) -> None:
         """Raise if more lines of a file are bad than good, as far as it was read: it is not what it is taken for."""

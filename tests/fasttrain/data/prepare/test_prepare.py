@@ -253,6 +253,19 @@ def test_documents_keep_their_split_when_data_is_added(tmp_path):
         assert set(documents(few, split)) <= set(documents(all_, split))
 
 
+def test_names_of_files_need_not_be_utf8(tmp_path):
+    name = os.fsdecode(b"caf\xe9.txt")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / name).write_text("a text in a file of a strange name")
+    (tmp_path / "in" / f"empty {name}").write_text("")
+    result = prepare([tmp_path / "in"], tmp_path / "out", tokenizer="bytes", settings=ALL, workers=1)
+    assert result.examples["near-empty"].isascii()
+    assert left_out(Dataset(tmp_path / "out")) == [("near-empty", f"empty {name}", 1)]
+    source = Dataset(tmp_path / "out").source("train", 0)
+    assert source.file.path == tmp_path / "in" / name
+    assert source.file.is_unchanged()
+
+
 # --- bad input
 
 
