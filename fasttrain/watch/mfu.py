@@ -1,7 +1,8 @@
 """Why is the MFU low? What the settings and the split of a step say, the largest loss first.
 
-Each cause comes with the share of the step that it takes, measured where the stopwatch shows it and estimated
-otherwise, and with the setting that changes it. What they do not explain together is said too.
+Each cause comes with the share of the step that it takes and with the setting that changes it. Shares are measured
+where the stopwatch shows them. Otherwise they are rules of thumb, and say "estimate": good enough for an order, and
+for what to try first. What all causes together do not explain is said too.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from fasttrain import config
 LOW = 0.3  # MFU below which an explanation is due
 
 _WORTH = 0.05  # share of a step from which a cause is worth telling
-_KERNEL = 5e-6  # seconds from one kernel to the next: what a launch takes on a GPU
-_KERNELS = {True: 12, False: 40}  # of a block's forward pass, compiled and not; counted for this decoder
+# Rules of thumb. Seconds of the host for a block's forward pass of about ten fused ops, compiled and not:
+_LAUNCHING = {True: 60e-6, False: 200e-6}
 _RECOMPUTED = {"none": 0.0, "selective": 0.05, "full": 0.25}  # share of a step: a second forward is 1 of 4 parts
 _IDEAL = 0.55  # MFU that a large, well-fed model reaches: what remains is not worth explaining
 
@@ -108,7 +109,7 @@ def _launches(facts: Facts) -> Cause | None:
     if facts.device == "cpu":
         return None
     ideal = 2 * facts.parameters * facts.tokens / facts.peak
-    launching = _KERNELS[facts.compiled] * _KERNEL
+    launching = _LAUNCHING[facts.compiled]
     share = max(launching - ideal, 0.0) / max(launching, ideal)
     room = f", and {1 - facts.memory:.0%} of the memory is free" if facts.memory else ""
     compiling = "" if facts.compiled else " and set parallel.compile to on"
@@ -116,7 +117,7 @@ def _launches(facts: Facts) -> Cause | None:
         share=share,
         evidence=(
             f"launching kernels: a block's forward pass over {facts.tokens:,} tokens is {ideal * 1e6:,.0f} us of work "
-            f"at hidden {facts.settings.model.hidden}{room}"
+            f"at hidden {facts.settings.model.hidden}{room} (estimate)"
         ),
         remedy=f"raise batch.micro{compiling}",
     )

@@ -29,6 +29,7 @@ WAIT = "wait"  # the part in which a rank waits for others
 _BASE = 160  # steps of the baseline
 _SETTLING = 20  # steps before it, of a process: compilation, caches, clocks
 _RAISED, _BACK = 0.6, 0.3  # of the threshold: reported, and over
+_AGAIN = 1.5  # times what was reported: so much slower is news again
 _NOISE = 5.5  # standard errors of the median that an excess has to exceed, on a machine that is never quiet
 _ALONE = 0.5  # the others' excess, as a share of the culprit's, up to which it is the only one
 
@@ -41,7 +42,7 @@ class Slowdown:
     seconds: float  # of a step now
     usual: float  # of a step before
     part: str = ""  # that takes longer
-    rank: int | None = None  # that causes it; None: all alike, or there is only one
+    rank: int | None = None  # that causes it; None: all alike
     part_seconds: float = math.nan  # of that part there
     part_usual: float = math.nan
     sensors: dict[str, tuple[float, float]] | None = None  # of that rank: usual and now
@@ -84,7 +85,7 @@ class SlowdownDetector:
         usual = np.median(self._past, axis=0)
         before, now = float(np.median(usual[:, 0])), float(np.median(table[:, 0]))
         excess, limit = now / before - 1, self._limit(usual)
-        if excess >= self._reported + limit:  # or slower still
+        if excess >= _AGAIN * self._reported + limit:
             news = self._explain(table, usual)
             self._reported = max(excess, news.seconds / news.usual - 1)
             return news
@@ -124,6 +125,6 @@ class SlowdownDetector:
         if own[leader] < _ALONE * whole and WAIT in self._parts:
             return None, self._parts.index(WAIT)
         others = np.delete(own, leader)
-        if len(others) and float(np.median(others)) <= _ALONE * own[leader]:
+        if not len(others) or float(np.median(others)) <= _ALONE * own[leader]:
             return leader, max(working, key=lambda part: excess[leader, part])
         return None, max(working, key=lambda part: float(np.median(excess[:, part])))

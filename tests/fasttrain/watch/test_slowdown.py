@@ -46,7 +46,7 @@ def test_slower_still_is_news() -> None:
         if step % 10 == 0 and (found := detector.observe([medians.vector()], step)):
             news[step] = found
     assert [round(found.seconds, 1) for found in news.values()] == [1.3, 2.0]
-    assert all(found.rank is None for found in news.values())
+    assert all(found.rank == 0 for found in news.values())
 
 
 def test_sensors_of_the_slow_rank_are_told() -> None:
@@ -58,7 +58,7 @@ def test_sensors_of_the_slow_rank_are_told() -> None:
             break
     assert news is not None
     assert news.sensors == {"sm_clock": (1980.0, 1200.0)}  # the fan says nothing
-    assert str(news).endswith("work of all ranks, 1000 -> 1500 ms; sm_clock 1980 -> 1200")
+    assert str(news).endswith("work of rank 0, 1000 -> 1500 ms; sm_clock 1980 -> 1200")
     json.dumps(news.facts())
 
 
