@@ -104,7 +104,10 @@ def _found(content: Content, kind: str, text_key: str) -> Iterator[tuple[Place, 
     file, offset, data = content
     if isinstance(data, list):
         return _rows(file, offset, data)
-    return _lines(file, offset, data, text_key) if kind == "jsonl" else iter([_text(file, offset, data)])
+    if kind == "jsonl":
+        return _lines(file, offset, data, text_key)
+    # a line that is longer than a part leaves nothing for the parts in which it goes on
+    return iter([_text(file, offset, data)] if data or not offset else [])
 
 
 def _whole(input: Input) -> bytes:

@@ -8,7 +8,9 @@ not depend on the number of workers, nor on where a preparation was interrupted.
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import IO, Any, NamedTuple
 
 from fasttrain.data.prepare.inputs import Input
@@ -16,7 +18,7 @@ from fasttrain.data.prepare.inputs import Input
 PIECE = 4 * 2**20  # bytes: tenths of a second of work, and some 100 MB of memory for its words
 FILES = 256  # of a piece, at most
 BLOCK = 2**16  # compressed bytes that are read at a time: a gzip block grows by up to a thousand times
-LONGEST_LINE = 2**30
+LONGEST_LINE = 2**28
 LOOK = 8192  # bytes at the start of a file that tell whether it is binary
 NEAR = 2**20  # a text without a line end within this is cut anywhere
 
@@ -88,26 +90,31 @@ def _ranges(input: Input, file: int, offset: int, step: int) -> Iterator[Piece]:
 
 def _packed(input: Input, file: int, offset: int, step: int) -> Iterator[Piece]:
     """Whole lines of the decompressed content, about `step` bytes of them."""
-    held = b""
+    held = bytearray()
     with open(input.path, "rb") as packed:
         begin = done = 0
         for data in _unpacked(packed, input):
             held += data
-            while len(held) > step:
-                stop = held.rfind(b"\n", 0, step) + 1
-                if not stop and input.kind == "text":
-                    stop = _character_start(held, step)
-                if not stop:
-                    stop = held.find(b"\n", step) + 1
-                if not stop:
-                    _check_line(len(held), input)
-                    break
+            while stop := _whole_lines(held, step, input):
+                size, done = packed.tell() - done, packed.tell()
                 if begin >= offset:
-                    size, done = packed.tell() - done, packed.tell()
-                    yield Piece(Position(file, begin), Position(file, begin + stop), size, held[:stop])
-                begin, held = begin + stop, held[stop:]
-        if begin >= offset:
-            yield Piece(Position(file, begin), Position(file + 1), input.size - done, held)
+                    yield Piece(Position(file, begin), Position(file, begin + stop), size, bytes(held[:stop]))
+                begin += stop
+                del held[:stop]
+        yield Piece(Position(file, begin), Position(file + 1), input.size - done, bytes(held))
+
+
+def _whole_lines(data: bytearray, step: int, input: Input) -> int:
+    """Where about `step` bytes of lines end; 0: not in what was read so far."""
+    if len(data) <= step:
+        return 0
+    if stop := data.rfind(b"\n", 0, step) + 1:
+        return stop
+    if input.kind == "text":
+        return _character_start(data, step)
+    stop = data.find(b"\n", step) + 1
+    _check_line(stop or len(data), input)
+    return stop
 
 
 def _unpacked(file: IO[bytes], input: Input) -> Iterator[bytes]:
@@ -139,7 +146,8 @@ def _decoders(input: Input) -> tuple[Callable[[], Any], type[Exception]]:
         import zstandard
     except ImportError:
         raise ImportError(f"prepare: {input.path} needs zstandard; pip install 'fasttrain[data]'") from None
-    return lambda: zstandard.ZstdDecompressor().decompressobj(), zstandard.ZstdError
+    # the largest window that zstd itself can write, with --long=31
+    return lambda: zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj(), zstandard.ZstdError
 
 
 def _parquet(input: Input, file: int, offset: int, text_key: str) -> Iterator[Piece]:
@@ -151,17 +159,17 @@ def _parquet(input: Input, file: int, offset: int, text_key: str) -> Iterator[Pi
         raise ImportError(f"prepare: {input.path} needs pyarrow; pip install 'fasttrain[data]'") from None
     try:
         table = parquet.ParquetFile(input.path, pre_buffer=False)
-        rows = table.metadata.num_rows
         _check_column(table.schema_arrow, input, text_key)
-        groups, row = [], 0
-        for group in range(table.num_row_groups):  # those before `offset` are not read at all
-            count = table.metadata.row_group(group).num_rows
-            if row + count > offset:
-                groups.append(group)
-            else:
-                row += count
+        rows, counts = (
+            table.metadata.num_rows,
+            [table.metadata.row_group(i).num_rows for i in range(table.num_row_groups)],
+        )
+        ends = list(accumulate(counts))
+        group = bisect_right(ends, offset)  # those before it are not read at all
+        row = ends[group - 1] if group else 0
         held: list[str | None] = []
-        first, size, done = max(row, offset), 0, 0
+        first, size = offset, 0
+        groups = list(range(group, len(counts)))
         for batch in table.iter_batches(64, row_groups=groups, columns=[text_key], use_threads=False):
             for text in batch.column(0).to_pylist():
                 row += 1
@@ -170,11 +178,11 @@ def _parquet(input: Input, file: int, offset: int, text_key: str) -> Iterator[Pi
                 held.append(text)
                 size += len(text or "")
                 if size >= PIECE and row < rows:
-                    done = input.size * row // rows
-                    weight = done - input.size * first // rows
+                    weight = input.size * row // rows - input.size * first // rows
                     yield Piece(Position(file, first), Position(file, row), weight, held)
                     held, first, size = [], row, 0
-        yield Piece(Position(file, first), Position(file + 1), input.size - done, held)
+        rest = input.size - input.size * first // max(rows, 1)
+        yield Piece(Position(file, first), Position(file + 1), rest, held)
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(
             f"prepare: {input.path} cannot be read as Parquet ({error}); copy it again, or leave it out"
@@ -220,8 +228,8 @@ def _line_start(file: IO[bytes], input: Input, at: int) -> int:
     return at + _character_start(file.read(4), 0)
 
 
-def _character_start(data: bytes, at: int) -> int:
-    """Back or on to where a UTF-8 character begins."""
+def _character_start(data: bytes | bytearray, at: int) -> int:
+    """From `at` on, where a UTF-8 character begins."""
     for place in range(at, min(at + 4, len(data))):
         if data[place] & 0xC0 != 0x80:
             return place
@@ -230,4 +238,4 @@ def _character_start(data: bytes, at: int) -> int:
 
 def _check_line(length: int, input: Input) -> None:
     if length >= LONGEST_LINE:
-        raise ValueError(f"prepare: {input.path} has a line of more than {LONGEST_LINE >> 30} GB; is it JSONL?")
+        raise ValueError(f"prepare: {input.path} has a line of more than {LONGEST_LINE >> 20} MB; is it JSONL?")

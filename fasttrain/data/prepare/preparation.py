@@ -30,6 +30,7 @@ from fasttrain.data.prepare.worker import Worker
 from fasttrain.data.writer import TOKENIZER, refuse_to_overwrite, write_file
 
 SYNC_SECONDS = 2.0  # at most this much work is done twice
+RECIPE = 1  # of all that becomes of a text: a change of it takes the next number, and goes on with no earlier work
 
 
 @dataclass
@@ -156,10 +157,8 @@ def _task(
     """All that decides about the result."""
     digest = hashlib.sha256(repr(list(inputs)).encode("utf-8", "surrogateescape")).hexdigest()
     size = sum(input.size for input in inputs)
-    task = dict(
-        inputs=f"{len(inputs)} files of {size} bytes, {digest[:16]}", tokenizer=str(tokenizer), separator=separator
-    )
-    return task | asdict(settings)
+    what = f"{len(inputs)} files of {size} bytes, {digest[:16]}"
+    return dict(recipe=RECIPE, inputs=what, tokenizer=str(tokenizer), separator=separator) | asdict(settings)
 
 
 @contextmanager

@@ -119,6 +119,13 @@ def test_a_long_text_is_cut_at_lines_and_nothing_is_lost(tmp_path, monkeypatch, 
     assert [text_at(dataset.source("train", i)) for i in range(len(found))] == found
 
 
+def test_a_line_longer_than_a_part_stays_whole_and_leaves_no_empty_parts(tmp_path):
+    (tmp_path / "x.txt").write_text(text := "x" * 5000 + "\n" + "the end of it\n" * 100)
+    dataset = prepared(tmp_path / "out", tmp_path / "x.txt", settings=Settings(validation=0, longest=1024))
+    assert "".join(documents(dataset)) == text
+    assert left_out(dataset) == []
+
+
 def test_a_long_document_of_jsonl_is_cut_too(tmp_path):
     text = "".join(f"line {i}\n" for i in range(1000))
     dataset = prepared(
