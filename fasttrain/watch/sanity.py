@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -62,6 +62,10 @@ class Outside:
             f"{self.low:.3f} to {self.high:.3f}"
         )
 
+    def facts(self) -> dict[str, Any]:
+        """The evidence, for an incident."""
+        return asdict(self)
+
 
 class Envelope:
     """A range of losses along the run, from a table of (tokens, lowest, highest); alarms after `patience` steps."""
@@ -112,7 +116,8 @@ class SickBlock:
         )
 
     def facts(self) -> dict[str, Any]:
-        return dict(self.__dict__)
+        """The evidence, for an incident."""
+        return {name: fact for name, fact in asdict(self).items() if name != "kind"}
 
 
 class Blocks:

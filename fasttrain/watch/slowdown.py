@@ -60,7 +60,7 @@ class Slowdown:
 
     def facts(self) -> dict[str, Any]:
         """The evidence, for an incident."""
-        return asdict(self)
+        return {name: fact for name, fact in asdict(self).items() if name != "kind"}
 
 
 class SlowdownDetector:

@@ -60,7 +60,7 @@ class Verdict:
 
     def facts(self) -> dict[str, Any]:
         """The evidence, for an incident."""
-        return asdict(self)
+        return {name: fact for name, fact in asdict(self).items() if name not in ("kind", "is_new")}
 
 
 NORMAL = Verdict(kind="normal")

@@ -67,6 +67,7 @@ def test_envelopes_alarm_after_some_steps_in_a_row_and_once_per_stay() -> None:
     assert list(alarms) == [5, 12]
     assert str(alarms[5]) == "for 3 steps the loss has been above what is expected here: 8.000, not in 5.000 to 7.000"
     assert "below" in str(alarms[12])
+    assert alarms[12].facts() == {"loss": 4.0, "low": 5.0, "high": 7.0, "steps": 3}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_dead_blocks_are_told_once(norm: float) -> None:
     ((step, sick),) = found
     assert (step, sick.kind, sick.block) == (149, "dead", 3)
     assert str(sick).startswith("block 3 is dead: its gradient norm has been ")
-    json.dumps(sick.facts())
+    assert json.loads(json.dumps(sick.facts()))["block"] == 3
 
 
 def test_exploding_blocks_are_told_once_and_a_spike_of_all_is_another_matter() -> None:
