@@ -133,10 +133,10 @@ def test_plain_bytes_are_what_the_library_makes_of_its_file():
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_tokens_decode_to_the_text(text):
-    for vocabulary in (VOCABULARY, BYTES):
-        ids = np.frombuffer(Encoder(vocabulary, U2).encode([text])[0], U2).tolist()
+    for vocabulary, encoder, tokenizer in KINDS:
+        ids = np.frombuffer(encoder.encode([text])[0], U2).tolist()
         assert vocabulary.separator not in ids
-        assert Tokenizer.from_str(vocabulary.json).decode(ids, skip_special_tokens=False) == text
+        assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-VOCABULARY, BYTES = trained_on(TRAINING, 400), plain_bytes()
+KINDS = [(v, Encoder(v, U2), Tokenizer.from_str(v.json)) for v in (trained_on(TRAINING, 400), plain_bytes())]
