@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fasttrain_kernels import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
-from fasttrain_kernels.testing import assert_accurate, interpret
+from fasttrain_kernels.testing import assert_accurate, assert_accurate_over_seeds, interpret
 
 module = import_module("fasttrain_kernels.rms_norm")  # the package's attribute of that name is the function
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -57,16 +57,31 @@ def test_a_single_feature_is_its_sign_and_has_no_gradient():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_options_are_as_accurate_as_eager(dtype):
-    x, residual, weight = tensor(5, 100, dtype=dtype), tensor(5, 100, dtype=dtype), tensor(100, dtype=dtype)
-    other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(),
+        dict(weight="same", eps=0.5),
+        dict(weight="same", offset=1.0),
+        dict(weight="other"),
+        dict(weight="other", offset=-0.5),
+        dict(weight=None, residual=True),
+    ],
+    ids=lambda options: " ".join(options) or "plain",
+)
+def test_options_are_as_accurate_as_eager(options, dtype):
+    def given():
+        other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
+        found = options | dict(x=tensor(5, 100, dtype=dtype))
+        if options.get("weight"):
+            found["weight"] = tensor(100, dtype=dtype if options["weight"] == "same" else other)
+        if options.get("residual"):
+            found["residual"] = tensor(5, 100, dtype=dtype)
+        return found
+
+    op, reference = (add_rms_norm, add_rms_norm_reference) if "residual" in options else (rms_norm, rms_norm_reference)
     with interpret():
-        assert_accurate(rms_norm, rms_norm_reference, dict(x=x))
-        assert_accurate(rms_norm, rms_norm_reference, dict(x=x, weight=weight, eps=0.5))
-        assert_accurate(rms_norm, rms_norm_reference, dict(x=x, weight=weight, offset=1.0))
-        assert_accurate(rms_norm, rms_norm_reference, dict(x=x, weight=tensor(100, dtype=other)))
-        assert_accurate(rms_norm, rms_norm_reference, dict(x=x, weight=tensor(100, dtype=other), offset=-0.5))
-        assert_accurate(add_rms_norm, add_rms_norm_reference, dict(x=x, residual=residual, weight=None))
+        assert_accurate_over_seeds(op, reference, given, seeds=range(10))
 
 
 @pytest.mark.parametrize("M", [1, 2, 7, 64, 301])  # fewer rows than programs, and many more; ragged last tiles

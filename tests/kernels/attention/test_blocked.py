@@ -65,19 +65,6 @@ def test_blocked_form_is_as_accurate_as_eager(dtype, make, cu_seqlens, eager):
     assert_accurate(attention, attention_reference, inputs, eager=eager)
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("size", [3.0, 30.0], ids=["outliers", "logits beyond 1,000"])
-def test_blocked_form_of_a_peaked_softmax_is_as_accurate_as_eager(size, dtype, seed, make, eager):
-    torch.manual_seed(seed)
-    inputs = make(queries=70, heads=1, size=size, dtype=dtype) | dict(backend="blocked")
-
-    def without_backend(function):
-        return lambda backend, **arguments: function(**arguments)
-
-    assert_accurate(attention, without_backend(attention_reference), inputs, eager=without_backend(eager))
-
-
 def test_blocked_form_holds_blocks_of_scores():
     class Largest(TorchDispatchMode):
         elements = 0
