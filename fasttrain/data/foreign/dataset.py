@@ -18,9 +18,10 @@ from fasttrain.data.stream import DocumentEnds, TokenStream
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-WHOLE = 2**24  # tokens that are read whole, in 0.1 s; of more, a sample:
-PIECES, PIECE = 16, 2**16  # how many, evenly spread, and their tokens
-DECODED = 2**14  # tokens, to see how many bytes of text they are
+WHOLE = 2**24  # tokens of a split that are read whole, in 0.1 s
+SAMPLE = 2**20  # of a longer one
+PIECES = 16  # evenly spread, of a sample
+DECODED = 2**17  # tokens of a split whose text is measured, in 0.1 s
 NO_SEPARATOR = -1  # as data.separator
 SEPARATORS = ("<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "</s>")  # names, the likeliest first
 
@@ -130,12 +131,12 @@ class ForeignDataset:
             ) from None
 
     def bytes_per_token(self, name: str) -> float | None:
-        """Text bytes per token, by the beginning of the split."""
+        """Text bytes per token, by a sample of the split."""
         tokenizer, stream = self.tokenizer(), self.split(name)
         if tokenizer is None:
             return None
-        tokens = stream.windows(np.zeros(1, np.int64), min(DECODED, len(stream)))[0]
-        return len(tokenizer.decode(tokens.tolist()).encode()) / len(tokens)
+        tokens = _spread(stream, DECODED)
+        return sum(len(text.encode()) for text in tokenizer.decode_batch(tokens.tolist())) / tokens.size
 
     def notes(self) -> list[str]:
         """What was assumed, for people."""
@@ -185,9 +186,16 @@ class _Sample(NamedTuple):
 
 
 def _sample(stream: TokenStream) -> _Sample:
-    if len(stream) <= WHOLE:
-        return _Sample(stream.windows(np.zeros(1, np.int64), len(stream)), True)
-    return _Sample(stream.windows(np.linspace(0, len(stream) - PIECE, PIECES).astype(np.int64), PIECE), False)
+    is_whole = len(stream) <= WHOLE
+    return _Sample(_spread(stream, WHOLE if is_whole else SAMPLE), is_whole)
+
+
+def _spread(stream: TokenStream, tokens: int) -> np.ndarray:  # -> (pieces, n)
+    """All of the stream if it is not longer, or pieces of it."""
+    if len(stream) <= tokens:
+        return stream.windows(np.zeros(1, np.int64), len(stream))
+    length = tokens // PIECES
+    return stream.windows(np.linspace(0, len(stream) - length, PIECES).astype(np.int64), length)
 
 
 def _is_gpt2(samples: dict[str, _Sample]) -> bool:
