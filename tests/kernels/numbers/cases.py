@@ -17,7 +17,6 @@ from tests.kernels.numbers import eager
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SEEDS = 10
 MANY_SEEDS = 24  # where few elements decide: a scalar, or the few rows of a batch that are not one-hot
-FEW_SEEDS = 4  # 16 bits: eager's error is that of its roundings to 16 bits, which luck and order hardly change
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Case:
         return dict(
             reference=self.reference,
             inputs=partial(self.inputs, dtype),
-            seeds=range(self.seeds if exact else FEW_SEEDS),
+            seeds=range(self.seeds if exact else self.seeds // 2),  # 16 bits: roundings outweigh luck and order
             eager=self.eager if exact else self.eager[:1],
         )
 
