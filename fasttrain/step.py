@@ -22,7 +22,7 @@ from fasttrain import config
 from fasttrain.data import IGNORED, Batch
 from fasttrain.metrics import Stopwatch
 from fasttrain.model import Decoder
-from fasttrain.optim import clip
+from fasttrain.optim import clip, leave_out_unless_finite
 from fasttrain.parallel import before_backward
 from fasttrain.runtime import Runtime
 
@@ -70,6 +70,8 @@ def run_step(
         loss += mean.detach()
     scaler.unscale_(optimizer)
     norm = clip(model.parameters(), settings.optim.clip)
+    if not scaler.is_enabled():
+        leave_out_unless_finite(optimizer, norm)
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()

@@ -7,13 +7,23 @@ for step in ...:
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
     norm = clip(model.parameters(), optim.clip)
+    leave_out_unless_finite(optimizer, norm)            # not with fp16: its scaler does
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
 """
 
 from fasttrain.optim.muon import Muon, orthogonalise
-from fasttrain.optim.optimizer import clip, make_optimizer, make_scaler, set_learning_rate
+from fasttrain.optim.optimizer import clip, leave_out_unless_finite, make_optimizer, make_scaler, set_learning_rate
 from fasttrain.optim.schedule import learning_rate
 
-__all__ = ["Muon", "clip", "learning_rate", "make_optimizer", "make_scaler", "orthogonalise", "set_learning_rate"]
+__all__ = [
+    "Muon",
+    "clip",
+    "learning_rate",
+    "leave_out_unless_finite",
+    "make_optimizer",
+    "make_scaler",
+    "orthogonalise",
+    "set_learning_rate",
+]

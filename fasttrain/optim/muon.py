@@ -84,14 +84,17 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         loss = None if closure is None else torch.enable_grad()(closure)()
-        self._step_matrices(self.param_groups[0])
+        # Where gradients are not finite, this step changes nothing (leave_out_unless_finite).
+        not_finite: Tensor | None = getattr(self, "found_inf", None)
+        self._step_matrices(self.param_groups[0], None if not_finite is None else 1 - not_finite)
         if self._adamw:
+            self._adamw.found_inf = not_finite  # type: ignore[attr-defined]
             self._adamw.param_groups = self.param_groups[1:]  # ours may be new: load_state_dict replaces them
             self._adamw.state = self.state
             self._adamw.step()
         return loss
 
-    def _step_matrices(self, group: dict[str, Any]) -> None:
+    def _step_matrices(self, group: dict[str, Any], finite: Tensor | None) -> None:  # (): 1 or 0
         params = sorted((p for p in group["params"] if p.grad is not None), key=Tensor.numel, reverse=True)
         size = self._ranks.size() if self._ranks else 1
         rounds = [_Round(params[i : i + size], self._ranks) for i in range(0, len(params), size)]
@@ -99,18 +102,18 @@ class Muon(torch.optim.Optimizer):
         for current, following in pairwise([*rounds, None]):
             assert current is not None
             if previous is None:
-                current.gather(self._momentum(current.params, group))
+                current.gather(self._momentum(current.params, group, finite))
             matrix = current.matrix()
             if following:
-                following.gather(self._momentum(following.params, group))
+                following.gather(self._momentum(following.params, group, finite))
             current.scatter(self._update(matrix, current.own))
             if previous:
-                self._apply(previous, group)  # has travelled while this round's matrix was worked on
+                self._apply(previous, group, finite)  # has travelled while this round's matrix was worked on
             previous = current
         if previous:
-            self._apply(previous, group)
+            self._apply(previous, group, finite)
 
-    def _momentum(self, params: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+    def _momentum(self, params: list[Tensor], group: dict[str, Any], finite: Tensor | None) -> list[Tensor]:
         """This rank's shards of what is to be orthogonalised."""
         shards = []
         for p in params:
@@ -118,7 +121,11 @@ class Muon(torch.optim.Optimizer):
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(p)
             gradient, buffer = _local(p.grad), _local(state["momentum_buffer"])
-            buffer.lerp_(gradient, 1 - group["momentum"])
+            if finite is None:
+                buffer.lerp_(gradient, 1 - group["momentum"])
+            else:
+                gradient = gradient.where(finite.bool(), 0)
+                buffer.lerp_(gradient, (1 - group["momentum"]) * finite)
             shards.append(gradient.lerp(buffer, group["momentum"]).to(_precision(gradient.device)))
         return shards
 
@@ -128,10 +135,12 @@ class Muon(torch.optim.Optimizer):
         parts = matrix.split(self._rows[param])
         return torch.cat([orthogonalise(x, scale=adjustment(x, self._adjust)) for x in parts])
 
-    def _apply(self, done: _Round, group: dict[str, Any]) -> None:
+    def _apply(self, done: _Round, group: dict[str, Any], finite: Tensor | None) -> None:
         for p, update in zip(done.params, done.updates(), strict=True):
-            weight = _local(p)
-            weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(update.view_as(weight), alpha=-group["lr"])
+            weight, decay = _local(p), group["lr"] * group["weight_decay"]
+            if finite is not None:
+                decay, update = decay * finite, update * finite
+            weight.mul_(1 - decay).add_(update.view_as(weight), alpha=-group["lr"])
 
 
 class _Round:

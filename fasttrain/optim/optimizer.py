@@ -65,6 +65,15 @@ def clip(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     return norm
 
 
+def leave_out_unless_finite(optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
+    """Make the next step() change nothing if the gradient norm is infinite or NaN, without the host waiting for it.
+
+    The norm is that of all shards, so that every rank leaves the same steps out. fp16 has its scaler for this.
+    """
+    # The place where a GradScaler, too, tells optimizers that update weights, averages and counts in one pass.
+    optimizer.found_inf = (~norm.isfinite()).to(torch.float32)  # type: ignore[attr-defined]
+
+
 def _few(gradient: Tensor) -> Tensor:
     """The gradient, or fewer elements with the same norm.
 

@@ -30,6 +30,7 @@ from fasttrain.optim import (
     Muon,
     clip,
     learning_rate,
+    leave_out_unless_finite,
     make_optimizer,
     make_scaler,
     muon,
@@ -502,6 +503,7 @@ def check_equality(directory: Path, shape: tuple[int, ...], kind: str) -> None:
 
     check_learning(models[0], optimizers[0], kind)
     check_restoring(models[0], optimizers[0], section, shape, directory)
+    check_leaving_out(models[0], optimizers[0], last_shard=dist.get_rank() % shape[-1] == shape[-1] - 1)
     check_skipping(models[0], optimizers[0], last_shard=dist.get_rank() % shape[-1] == shape[-1] - 1)
     dist.destroy_process_group()
 
@@ -542,6 +544,35 @@ def check_restoring(
         train(restored, fresh, range(1))
     expected = {name: full(p).detach().clone() for name, p in restored.named_parameters()}
     torch.testing.assert_close(train(model, optimizer, range(1)), expected, rtol=0, atol=1e-6)
+
+
+def check_leaving_out(model: nn.Module, optimizer: torch.optim.Optimizer, last_shard: bool = True) -> None:
+    """A gradient that is NaN in one shard changes nothing on any: neither weights, nor averages, nor counts."""
+    give_gradients(model, 5)
+    leave_out_unless_finite(optimizer, clip(model.parameters(), 1.0))
+    optimizer.step()
+    before = [full(x).clone() for x in state_tensors(model, optimizer)]
+    for broken in (True, False):
+        give_gradients(model, 6)
+        if broken and last_shard:
+            gradient = model.blocks[0].qkv.weight.grad
+            (gradient.to_local() if isinstance(gradient, DTensor) else gradient)[0, 0] = math.nan
+        leave_out_unless_finite(optimizer, clip(model.parameters(), 1.0))
+        optimizer.step()
+        after = [full(x) for x in state_tensors(model, optimizer)]
+        same = [x.equal(y) for x, y in zip(before, after, strict=True)]
+        assert all(same) if broken else not any(same)
+    del optimizer.found_inf
+
+
+def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [x for p in model.parameters() for x in (p.detach(), *optimizer.state[p].values())]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_that_are_not_finite_never_reach_the_weights(kind: str) -> None:
+    model = Net()
+    check_leaving_out(model, make_optimizer(model, optim(kind=kind), CPU))
 
 
 def check_skipping(model: nn.Module, optimizer: torch.optim.Optimizer, last_shard: bool) -> None:
