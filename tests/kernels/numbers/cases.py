@@ -16,7 +16,7 @@ from tests.kernels.numbers import eager
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SEEDS = 10
-MANY_SEEDS = 24  # where few elements decide: a scalar, or the few rows of a batch that are not one-hot
+MANY_SEEDS = 24  # where few elements decide: of logits beyond 1,000, few rows are not one-hot
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ def undecided(dtype, queries=40, keys=40, dim=16):
     return {name: x.to(dtype).requires_grad_() for name, x in zip("qkv", (q, k, v), strict=True)}
 
 
-def documents(dtype, **options):
+def documents(dtype):
     """Of length 3, 0, 37, 1, 34 and 25, across the borders of blocks and of the batch."""
-    return qkv(dtype, batch=2, size=3.0, cu_seqlens=torch.tensor([0, 3, 3, 40, 41, 75, 100]).int(), **options)
+    return qkv(dtype, batch=2, size=3.0, cu_seqlens=torch.tensor([0, 3, 3, 40, 41, 75, 100]).int())
 
 
 def attention(inputs, seeds=SEEDS, **options):
@@ -88,7 +88,6 @@ def attention(inputs, seeds=SEEDS, **options):
 ATTENTION = {
     "head dimension 64": attention(qkv, queries=66, heads=1, dim=64),
     "head dimension 128, scale 0.2": attention(qkv, queries=33, heads=1, dim=128, scale=0.2),
-    "head dimension 80": attention(qkv, queries=33, heads=1, dim=80),
     "outliers": attention(qkv, queries=70, size=3.0),
     "logits beyond 1,000": attention(qkv, MANY_SEEDS, queries=40, heads=4, size=25.0),
     "logits beyond 1,000, head dimension 128": attention(qkv, MANY_SEEDS, queries=32, heads=4, dim=128, size=25.0),
@@ -102,9 +101,7 @@ ATTENTION = {
     "softcap, logits beyond 1,000": attention(qkv, softcap=50.0, size=30.0),
     "window, outliers": attention(qkv, queries=100, heads=1, window=20, size=3.0),
     "bidirectional window, outliers": attention(qkv, causal=False, window=20, size=3.0),
-    "bidirectional": attention(qkv, causal=False),
     "documents, outliers": attention(documents),
-    "documents, window, softcap, outliers": attention(documents, window=20, softcap=20.0),
     "5 heads per key head, outliers": attention(qkv, queries=40, heads=5, size=3.0),
     "fewer queries than keys, outliers": attention(qkv, queries=17, keys=70, size=3.0),
     "queries that see nothing": attention(qkv, queries=50, keys=30),
@@ -178,7 +175,7 @@ def linear_cross_entropy(**options):
         ft.linear_cross_entropy_reference,
         in_four_orders(eager.linear_cross_entropy),
         partial(logits_of, **options),
-        SEEDS if options.get("reduction") == "none" else MANY_SEEDS,
+        SEEDS if options.get("reduction") == "none" else 16,  # a scalar is one sample
     )
 
 

