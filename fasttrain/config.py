@@ -236,6 +236,26 @@ class Validation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Watch:
+    """What a run looks out for, and what it does then."""
+
+    spike: Literal["warn", "skip", "rollback", "stop"] = "rollback"
+    """When the loss spikes, or is not finite three times in a row; skip: go on past as many batches; rollback: to the
+    last good checkpoint, and past the batches since; stop: end the run."""
+    rollbacks: int = 3
+    """Rollbacks before the run stops instead."""
+    first: int = 96
+    """Steps at the start of a run in which nothing but a value that is not finite counts as a spike."""
+    envelope: tuple[tuple[float, float, float], ...] = ()
+    """Losses to expect: rows of tokens, lowest, highest. An alarm when the loss is outside for 20 steps in a row."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("rollbacks", 0), ("first", 64)):
+            value = getattr(self, name)
+            _require(value >= least, f"watch.{name} ({value}) must be at least {least}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Log:
     """Where a run leaves its traces."""
 
@@ -268,6 +288,7 @@ class Config:
     parallel: Parallel = field(default_factory=Parallel)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     validation: Validation = field(default_factory=Validation)
+    watch: Watch = field(default_factory=Watch)
     log: Log = field(default_factory=Log)
 
     def __post_init__(self) -> None:
@@ -364,7 +385,8 @@ def _flat(value: Any) -> Iterator[Any]:
         for key, item in value.items():
             yield from (key, item)
     elif isinstance(value, list | tuple):
-        yield from value
+        for item in value:
+            yield from _flat(item)
     else:
         yield value
 

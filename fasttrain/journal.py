@@ -16,6 +16,7 @@ from fasttrain.resume import Progress
 from fasttrain.runtime import Runtime
 from fasttrain.step import StepResult
 from fasttrain.validation import Score
+from fasttrain.watch import Judges
 
 BESIDE = ("validation", "checkpoint")  # parts of a lap that are not the step's
 
@@ -30,20 +31,19 @@ class _Pending(NamedTuple):
 class Journal:
     """Use as a context."""
 
-    def __init__(self, settings: Config, runtime: Runtime, progress: Progress, *, vocab: int) -> None:
+    def __init__(self, settings: Config, runtime: Runtime, progress: Progress, judges: Judges, *, vocab: int) -> None:
         self.stop = False
         """A rank was asked to end the run."""
         self.failed_save: Failed | None = None
         """The last save, if it came to nothing."""
         self._pending: _Pending | None = None
-        self._start, self._runtime = progress, runtime
+        self._start, self._runtime, self._judges = progress, runtime, judges
         self._tokens = settings.batch.sequences * settings.data.sequence  # of a step
         self._flops = flops_per_token(settings.model, vocab, settings.data.sequence)
         self._peak = peak_flops(runtime.device, runtime.dtype) * runtime.world
         self._sensors = GpuSensors(runtime.device)
-        self._recorder = Recorder(
-            settings.out, settings.log, config_toml=to_toml(settings), resume_step=progress.step, rank=runtime.rank
-        )
+        self._settings = settings
+        self._recorder = self._new_recorder(progress.step)
         self._display = Display(settings.log, steps=settings.batch.steps, rank=runtime.rank)
 
     def step(self, step: int, result: StepResult, lap: Lap, **values: float) -> None:
@@ -57,6 +57,12 @@ class Journal:
         if self._pending is not None:
             self._tell(self._pending)
         self._pending = None
+
+    def go_back(self, step: int) -> None:
+        """The run goes on from `step` steps done; what was not told of later ones is not told."""
+        self._pending = None
+        self._recorder.close(0)
+        self._recorder = self._new_recorder(step)
 
     def validation(self, step: int, name: str, score: Score, suspicion: str) -> None:
         figures = dict(loss=score.loss, perplexity=score.perplexity)
@@ -97,6 +103,10 @@ class Journal:
         self._display.close()
         self._recorder.close(exit_code)
 
+    def _new_recorder(self, step: int) -> Recorder:
+        settings, rank = self._settings, self._runtime.rank
+        return Recorder(settings.out, settings.log, config_toml=to_toml(settings), resume_step=step, rank=rank)
+
     def _tell(self, pending: _Pending) -> None:
         loss, norm, valid, stop = pending.result.read()
         self.stop = self.stop or stop
@@ -104,11 +114,12 @@ class Journal:
         seconds = sum(time for part, time in split.items() if part not in BESIDE)
         speed = self._tokens / seconds
         done = pending.step + 1
+        tokens = self._start.tokens + (done - self._start.step) * self._tokens
         values = {
             "loss": loss,
             "grad_norm": norm,
             **pending.values,
-            "tokens": self._start.tokens + (done - self._start.step) * self._tokens,
+            "tokens": tokens,
             "valid_tokens": valid,
             "tokens_per_second": speed,
             "mfu": speed * self._flops / self._peak,
@@ -119,3 +130,5 @@ class Journal:
         }
         self._recorder.step(done, values)
         self._display.step(done, values)
+        for incident in self._judges.observe(pending.step, tokens, loss, norm):
+            self.event(done, incident.kind, incident.text, **incident.facts)

@@ -37,6 +37,7 @@ class Progress:
     origin: Origin = field(default_factory=Origin)
     best_loss: float | None = None  # of all validations, on the held-out documents
     misses: int = 0  # validations in a row since then
+    rollbacks: int = 0  # so far
 
     def after_step(self, settings: Config) -> Progress:
         tokens = settings.batch.sequences * settings.data.sequence

@@ -10,7 +10,7 @@ import platform
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 import fasttrain
 from fasttrain.checkpoint import Checkpoints, restore
 from fasttrain.config import Config, load, summary, to_toml
-from fasttrain.data import Batch, Batches, Prefetcher, TrainingData, training_data
+from fasttrain.data import Batch, Batches, Prefetcher, Skip, TrainingData, training_data
 from fasttrain.data.history import Stretch, record, with_paths
 from fasttrain.data.lint.gate import suspicions
 from fasttrain.generate import continue_text
@@ -30,10 +30,23 @@ from fasttrain.optim import make_optimizer, make_scaler, set_learning_rate
 from fasttrain.parallel import compiles, distribute
 from fasttrain.process import alone_in, mistakes_without_traceback, stop_signals
 from fasttrain.recipes import RECIPES
-from fasttrain.resume import CHECKPOINTS, Change, Progress, changed_content, changes, origin_after, starting_point
+from fasttrain.recovery import diagnose, documents_of, last_good, skip_after
+from fasttrain.resume import (
+    CHECKPOINTS,
+    MOVES,
+    Change,
+    Progress,
+    changed_content,
+    changes,
+    origin_after,
+    starting_point,
+)
 from fasttrain.runtime import Runtime, start
 from fasttrain.step import run_step, seed_step
 from fasttrain.validation import HELD_OUT, ValidationSet, mean_score, validation_sets
+from fasttrain.watch import Alarm, Judges
+
+STOPPED = 3  # exit code of a run that its own judges have stopped
 
 
 @dataclass(kw_only=True)
@@ -53,6 +66,8 @@ class Run:
     came_from: Path | None  # the checkpoint that it goes on from
     changed: list[Change]  # against the settings of that checkpoint
     suspected: list[str]  # faults of the data
+    judges: Judges
+    stopped: str = ""  # why it ended before its last step
 
     @property
     def has_lost_patience(self) -> bool:
@@ -66,6 +81,7 @@ class Run:
             "dataset": self.data.digest,
             "datasets": self.data.digests,
             "used": self.batches.used_at(self.progress.step),
+            "judges": self.judges.state(),
             "world": self.runtime.world,
             "versions": {
                 "fasttrain": fasttrain.__version__,
@@ -88,6 +104,14 @@ class Run:
             before=str(self.came_from) if elsewhere else None,
         )
 
+    def move(self, skip: Skip) -> None:
+        """Take other batches from a step on."""
+        origin = self.progress.origin
+        self.progress = replace(self.progress, origin=replace(origin, skips=(*origin.skips, skip)))
+        self.batches = _batches(self.settings, self.runtime, self.data, self.progress)
+        if self.runtime.is_first:
+            record(self.settings.out, self.stretch())
+
     def read(self, step: int) -> list[Batch]:
         """A rank's micro-batches of a step."""
         batch = self.batches.at(step)
@@ -97,7 +121,7 @@ class Run:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; its exit code is 0 for a finished run, 1 for one whose last save failed, 128 + n after signal n."""
+    """The command; its exit code: 0 finished, 1 the last save failed, 3 stopped by a spike, 128 + n by signal n."""
     with mistakes_without_traceback():
         settings = load(sys.argv[1:] if argv is None else argv, RECIPES)
     with contextlib.ExitStack() as stack:
@@ -105,7 +129,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             runtime = stack.enter_context(start(settings.parallel))
             stack.enter_context(alone_in(settings.out, is_first=runtime.is_first))
             run = prepare(settings, runtime)
-            journal = Journal(settings, runtime, run.progress, vocab=run.model.embedding.num_embeddings)
+            vocab = run.model.embedding.num_embeddings
+            journal = Journal(settings, runtime, run.progress, run.judges, vocab=vocab)
         return train(run, journal)
 
 
@@ -127,6 +152,7 @@ def prepare(settings: Config, runtime: Runtime) -> Run:
     optimizer = make_optimizer(model, settings.optim, runtime.device)
     scaler = make_scaler(runtime.precision, runtime.device)
     progress, changed = Progress(), []
+    judges = Judges(settings, vocab=vocab, scaled=scaler.is_enabled())
     checkpoint = starting_point(settings, runtime)
     if checkpoint is None:
         model.init_weights(settings.seed)
@@ -136,16 +162,9 @@ def prepare(settings: Config, runtime: Runtime) -> Run:
         progress = Progress.of(facts["progress"])
         progress = replace(progress, origin=origin_after(progress, facts, changed, settings, data.digests))
         restore(checkpoint, model, optimizer, scaler, group=runtime.files)
-    batches = Batches(
-        data.components("train"),
-        sequence=settings.data.sequence,
-        sequences=settings.batch.sequences,
-        seed=settings.data.seed,
-        document_mask=settings.data.document_mask,
-        rank=runtime.rank,
-        world=runtime.world,
-        origin=progress.origin,
-    )
+        if not any(change.key.startswith(MOVES) for change in changed):  # other batches have other noise
+            judges.restore(facts["judges"])
+    batches = _batches(settings, runtime, data, progress)
     if batches.end is not None and batches.end < settings.batch.steps:
         raise ValueError(
             f"data.mixture: every component has reached its epochs at step {batches.end} of {settings.batch.steps}; "
@@ -154,7 +173,7 @@ def prepare(settings: Config, runtime: Runtime) -> Run:
     return Run(
         settings=settings, runtime=runtime, data=data, batches=batches, model=model, optimizer=optimizer,
         validation=validation_sets(data, settings, runtime), scaler=scaler, progress=progress, changed=changed,
-        came_from=checkpoint.path if checkpoint else None, suspected=suspected,
+        came_from=checkpoint.path if checkpoint else None, suspected=suspected, judges=judges,
         how_blocks_run="compiled" if compiled else f"not compiled ({why})",
     )  # fmt: skip
 
@@ -172,7 +191,7 @@ def train(run: Run, journal: Journal) -> int:
         _announce(run, journal)
         watch.mark("start")
         watch.lap()
-        for step in range(run.progress.step, steps):
+        while (step := run.progress.step) < steps:
             micro_batches = ahead.at(step)
             watch.mark("data")
             lr = set_learning_rate(run.optimizer, settings.optim, step, steps)
@@ -189,8 +208,14 @@ def train(run: Run, journal: Journal) -> int:
             if _due(step + 1, settings.validation.every, steps):
                 loss = _validate(run, journal)
                 watch.mark("validation")
+            if run.judges.alarm and not journal.stop:
+                if not _see_to(run.judges.alarm, run, journal, checkpoints):
+                    break
+                ahead.forget()
+                continue
             ending = journal.stop or run.has_lost_patience
             if ending or _due(step + 1, settings.checkpoint.every, steps):
+                journal.flush()  # the judges know all steps that the checkpoint has
                 checkpoints.save(run.model, run.optimizer, run.scaler, step=step + 1, facts=run.facts(), loss=loss)
             for outcome in checkpoints.poll():
                 journal.save(outcome)
@@ -200,6 +225,69 @@ def train(run: Run, journal: Journal) -> int:
         for outcome in checkpoints.close():
             journal.save(outcome)
     return _finish(run, journal, signals)
+
+
+def _see_to(alarm: Alarm, run: Run, journal: Journal, checkpoints: Checkpoints) -> bool:
+    """Do about a spike what watch.spike says; whether the run goes on. All ranks do the same."""
+    settings, done = run.settings, run.progress.step
+    run.judges.alarm = None
+    policy = settings.watch.spike
+    if policy == "rollback" and run.progress.rollbacks >= settings.watch.rollbacks:
+        journal.event(done, "stop", f"stops: the loss spiked again after {run.progress.rollbacks} rollbacks")
+        policy = "stop"
+    if policy == "stop":
+        run.stopped = f"the loss spiked at step {alarm.step + 1} ({alarm.verdict})"
+        return False
+    if policy == "skip":
+        skip = Skip(done, max(alarm.verdict.steps, 1))
+        run.move(skip)
+        journal.event(done, "skip", f"goes on past the batches of the next {skip.steps} steps")
+    elif policy == "rollback":
+        _roll_back(alarm, run, journal, checkpoints)
+    return True
+
+
+def _roll_back(alarm: Alarm, run: Run, journal: Journal, checkpoints: Checkpoints) -> None:
+    settings, runtime, done = run.settings, run.runtime, run.progress.step
+    checkpoints.wait()
+    for outcome in checkpoints.poll():
+        journal.save(outcome)
+    good = last_good(settings.out / CHECKPOINTS, alarm, runtime, report=journal.note)
+    if good is None:
+        run.model.init_weights(settings.seed)
+        run.optimizer.state.clear()
+        progress, judges = Progress(), Judges(settings, vocab=run.model.embedding.num_embeddings).state()
+    else:
+        facts = restore(good, run.model, run.optimizer, run.scaler, group=runtime.files)
+        progress, judges = Progress.of(facts["progress"]), facts["judges"]
+    run.judges.restore(judges)
+    skip = skip_after(alarm, restored=progress.step, done=done)
+    documents = documents_of(settings.out, skip) if runtime.is_first else []
+    diagnosis = diagnose(run.model, run.read, skip, alarm, runtime)
+    run.progress = replace(progress, rollbacks=run.progress.rollbacks + 1)
+    run.move(skip)
+    journal.go_back(progress.step)
+    journal.event(
+        alarm.step + 1, "rollback",
+        f"goes back to {good.path if good else 'the initial weights'} and skips the batches of steps "
+        f"{skip.step + 1} to {skip.step + skip.steps}; {diagnosis}",
+        evidence=alarm.verdict.facts(), diagnosis=asdict(diagnosis), skipped=list(skip), documents=documents,
+    )  # fmt: skip
+    # A process that starts again from here must know of the skip.
+    checkpoints.save(run.model, run.optimizer, run.scaler, step=progress.step, facts=run.facts(), loss=None)
+
+
+def _batches(settings: Config, runtime: Runtime, data: TrainingData, progress: Progress) -> Batches:
+    return Batches(
+        data.components("train"),
+        sequence=settings.data.sequence,
+        sequences=settings.batch.sequences,
+        seed=settings.data.seed,
+        document_mask=settings.data.document_mask,
+        rank=runtime.rank,
+        world=runtime.world,
+        origin=progress.origin,
+    )
 
 
 def _vocab(settings: Config, data: TrainingData) -> int:
@@ -244,6 +332,9 @@ def _finish(run: Run, journal: Journal, signals: list[int]) -> int:
         code = 128 + (signals[0] if signals else signal.SIGTERM)
         text = f"stopped as asked, after {progress.step} of {steps} steps; the same command goes on from here"
         journal.event(progress.step, "signal", text)
+    elif run.stopped:
+        code = STOPPED
+        journal.event(progress.step, "stop", f"stopped: {run.stopped}; nothing was saved since")
     elif progress.step < steps:
         code = 0
         text = f"stopped: {progress.misses} validations in a row were not better than {progress.best_loss:.3f}"

@@ -182,8 +182,9 @@ class Batches:
     def _first_sample(self, step: int) -> int:
         if step < self._origin.step:
             raise ValueError(f"data: step {step} is before step {self._origin.step}, where these batches begin")
-        skipped = sum(skip.steps for skip in self._origin.skips if skip.step <= step)
-        return (step - self._origin.step + skipped) * self._sequences
+        for skip in reversed(self._origin.skips):  # each is in the steps of those before it
+            step += skip.steps if skip.step <= step else 0
+        return (step - self._origin.step) * self._sequences
 
 
 class Rows(NamedTuple):

@@ -39,6 +39,12 @@ class Prefetcher(Generic[Item]):
         finally:
             self.waited = time.perf_counter() - begin
 
+    def forget(self) -> None:
+        """Drop what was read ahead, because steps have other batches from now on."""
+        for future in self._pending.values():
+            future.cancel()
+        self._pending.clear()
+
     def close(self) -> None:
         """Stop reading; returns once the thread has ended."""
         self._thread.shutdown(cancel_futures=True)

@@ -2,16 +2,19 @@
 
 Everything here only judges. Each judge takes the figures of a step, says what is new, and leaves acting to the trainer:
 
-spikes = SpikeDetector(first=watch.first)
-verdict = spikes.observe(loss, norm)                     # every step: the same on every rank
+judges = Judges(settings, vocab=vocab)
+for incident in judges.observe(step, tokens, loss, norm):   # every step: the same on every rank
+    ...
+if judges.alarm:
+    ...
 """
 
 from fasttrain.watch.disk import Room, before_run, before_save, checkpoint_bytes
 from fasttrain.watch.exchange import EVERY, Exchange, Medians, probe, slowest
 from fasttrain.watch.gradients import block_norms
+from fasttrain.watch.judges import Alarm, Incident, Judges
 from fasttrain.watch.mfu import LOW, Cause, Facts, explain
 from fasttrain.watch.sanity import Blocks, Envelope, Outside, SickBlock, first_loss_suspicion
-from fasttrain.watch.settings import Watch
 from fasttrain.watch.slowdown import WAIT, Slowdown, SlowdownDetector
 from fasttrain.watch.spikes import SpikeDetector, Verdict
 
@@ -19,11 +22,14 @@ __all__ = [
     "EVERY",
     "LOW",
     "WAIT",
+    "Alarm",
     "Blocks",
     "Cause",
     "Envelope",
     "Exchange",
     "Facts",
+    "Incident",
+    "Judges",
     "Medians",
     "Outside",
     "Room",
@@ -32,7 +38,6 @@ __all__ = [
     "SlowdownDetector",
     "SpikeDetector",
     "Verdict",
-    "Watch",
     "before_run",
     "before_save",
     "block_norms",

@@ -37,7 +37,7 @@ def first_loss_suspicion(loss: float, model: config.Model, vocab: int, z_loss: f
         return ""
     causes = (
         "the targets are in the inputs, or most tokens are the same: look at the data (fasttrain data lint)"
-        if loss < low
+        if loss < math.log(vocab)
         else "initial weights are too large, or targets are not of this vocabulary: look at model.init_std and the data"
     )
     return (

@@ -57,6 +57,17 @@ def test_a_skip_leaves_out_the_batches_of_some_steps_and_changes_no_other(stream
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
+@given(skips=st.lists(st.builds(Skip, st.integers(0, 20), st.integers(1, 4)), max_size=4))
+def test_a_later_skip_is_in_the_steps_that_earlier_ones_have_left(tmp_path_factory, skips):
+    stream = stream_of(LENGTHS, path=tmp_path_factory.mktemp("stream"))
+    left = list(range(100))
+    for skip in skips:
+        del left[skip.step : skip.step + skip.steps]
+    whole, skipping = batches_of(stream), batches_of(stream, origin=Origin(skips=tuple(skips)))
+    assert [skipping.used_at(step) for step in range(40)] == [whole.used_at(step) for step in left[:40]]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     weight=st.sampled_from([0.2, 1.0, 3.0]),
     epochs=st.sampled_from([0.0, 2.0]),
