@@ -108,6 +108,12 @@ def test_other_policies(tmp_path, policy):
         assert "stopped: the loss spiked at step" in incidents(tmp_path, "stop")[0]["text"]
 
 
+def test_in_the_first_steps_of_a_run_nothing_is_a_spike(tmp_path):
+    with poisoned(range(70, 75)):
+        assert train(tmp_path, "--batch.steps", 80, "--watch.first", 90) == 0
+    assert not incidents(tmp_path, "spike")
+
+
 def test_rollbacks_are_bounded(tmp_path):
     """Every batch from a place on is noise: there is no way around it."""
     with poisoned(range(70, 10_000)):

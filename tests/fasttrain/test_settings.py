@@ -114,6 +114,7 @@ VALUES: dict[str, Any] = {
 ELSEWHERE = {  # tests of their own below
     "out", "resume", "data.path", "data.mixture", "data.tokenizer", "data.vocab", "data.separator", "data.lint",
     "validation.sets",
+    "watch.spike", "watch.rollbacks", "watch.first", "watch.envelope",  # tests/fasttrain/test_recovery.py
 }  # fmt: skip
 
 
