@@ -44,7 +44,7 @@ from fasttrain.resume import (
 from fasttrain.runtime import Runtime, start
 from fasttrain.step import run_step, seed_step
 from fasttrain.validation import HELD_OUT, ValidationSet, mean_score, validation_sets
-from fasttrain.watch import Alarm, Judges
+from fasttrain.watch import Alarm, Judges, before_run, checkpoint_bytes
 
 STOPPED = 3  # exit code of a run that its own judges have stopped
 
@@ -164,6 +164,7 @@ def prepare(settings: Config, runtime: Runtime) -> Run:
         restore(checkpoint, model, optimizer, scaler, group=runtime.files)
         if not any(change.key.startswith(MOVES) for change in changed):  # other batches have other noise
             judges.restore(facts["judges"])
+    _check_room(settings, vocab)
     batches = _batches(settings, runtime, data, progress)
     if batches.end is not None and batches.end < settings.batch.steps:
         raise ValueError(
@@ -288,6 +289,15 @@ def _batches(settings: Config, runtime: Runtime, data: TrainingData, progress: P
         world=runtime.world,
         origin=progress.origin,
     )
+
+
+def _check_room(settings: Config, vocab: int) -> None:
+    """A disk that the run would fill is an error now, not in the night."""
+    directory = settings.out / CHECKPOINTS
+    size = checkpoint_bytes(directory, num_parameters(settings.model, vocab).total)
+    room = before_run(directory, settings.checkpoint, size=size, steps=settings.batch.steps)
+    if room.state != "enough":
+        raise ValueError(f"no room for the checkpoints of this run: {room}")
 
 
 def _vocab(settings: Config, data: TrainingData) -> int:

@@ -342,6 +342,13 @@ def test_mistakes_are_named_before_anything_is_trained(tmp_path, capsys):
     assert not list_checkpoints(run / "checkpoints")
 
 
+def test_a_disk_that_the_run_would_fill_is_an_error_before_it_starts(tmp_path, capsys):
+    with patch("fasttrain.watch.disk.free_bytes", lambda *_: 66_000_000):
+        error = refused(capsys, tmp_path / "run")
+    assert "no room for the checkpoints of this run: 0.07 GB are needed and 0.07 GB are free in" in error
+    assert "keep fewer checkpoints (checkpoint.keep_last, keep_every)" in error
+
+
 def test_what_cannot_change_is_an_error_and_leaves_the_run_alone(tmp_path, capsys):
     run = tmp_path / "run"
     train(run)
