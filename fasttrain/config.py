@@ -246,11 +246,13 @@ class Watch:
     """Rollbacks before the run stops instead."""
     first: int = 96
     """Steps at the start of a run in which nothing but a value that is not finite counts as a spike."""
+    slowdown: float = 0.2
+    """Lasting slow-down of steps to report, as a share; 0: none."""
     envelope: tuple[tuple[float, float, float], ...] = ()
     """Losses to expect: rows of tokens, lowest, highest. An alarm when the loss is outside for 20 steps in a row."""
 
     def __post_init__(self) -> None:
-        for name, least in (("rollbacks", 0), ("first", 64)):
+        for name, least in (("rollbacks", 0), ("first", 64), ("slowdown", 0.0)):
             value = getattr(self, name)
             _require(value >= least, f"watch.{name} ({value}) must be at least {least}")
 

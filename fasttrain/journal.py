@@ -16,8 +16,9 @@ from fasttrain.resume import Progress
 from fasttrain.runtime import Runtime
 from fasttrain.step import StepResult
 from fasttrain.validation import Score
-from fasttrain.watch import Judges
+from fasttrain.watch import Judges, Speed
 
+PARTS = ("data", "wait", "forward", "backward", "optimizer", "record")  # of a step
 BESIDE = ("validation", "checkpoint")  # parts of a lap that are not the step's
 
 
@@ -42,6 +43,7 @@ class Journal:
         self._flops = flops_per_token(settings.model, vocab, settings.data.sequence)
         self._peak = peak_flops(runtime.device, runtime.dtype) * runtime.world
         self._sensors = GpuSensors(runtime.device)
+        self._speed = Speed(PARTS, runtime.figures, runtime.device, threshold=settings.watch.slowdown)
         self._settings = settings
         self._recorder = self._new_recorder(progress.step)
         self._display = Display(settings.log, steps=settings.batch.steps, rank=runtime.rank)
@@ -110,7 +112,7 @@ class Journal:
     def _tell(self, pending: _Pending) -> None:
         loss, norm, valid, stop = pending.result.read()
         self.stop = self.stop or stop
-        split = pending.lap.seconds()
+        split, readings = pending.lap.seconds(), self._sensors.read()
         seconds = sum(time for part, time in split.items() if part not in BESIDE)
         speed = self._tokens / seconds
         done = pending.step + 1
@@ -126,9 +128,11 @@ class Journal:
             "memory": used_memory(self._runtime.device),
             "step_seconds": seconds,
             **{f"time/{part}": time for part, time in split.items()},
-            **{f"gpu/{name}": value for name, value in self._sensors.read().items()},
+            **{f"gpu/{name}": value for name, value in readings.items()},
         }
         self._recorder.step(done, values)
         self._display.step(done, values)
         for incident in self._judges.observe(pending.step, tokens, loss, norm):
             self.event(done, incident.kind, incident.text, **incident.facts)
+        if news := self._speed.observe(split, readings):
+            self.event(done, "slow-down" if news.kind == "slow" else "speed", str(news), **news.facts())

@@ -50,7 +50,7 @@ def alone_in(directory: Path, *, is_first: bool) -> Iterator[None]:
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """SIGTERM and Ctrl-C are noted: the run saves after the step. The second one ends it at once."""
+    """SIGTERM, Ctrl-C and SIGUSR1 (Slurm) are noted: the run saves after the step. The second one ends it at once."""
     received: list[int] = []
     previous: dict[signal.Signals, Any] = {}
 
@@ -58,7 +58,7 @@ def stop_signals() -> Iterator[list[int]]:
         received.append(number)
         signal.signal(number, previous[signal.Signals(number)])
 
-    for noted in (signal.SIGTERM, signal.SIGINT):
+    for noted in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         previous[noted] = signal.signal(noted, note)
     try:
         yield received

@@ -36,6 +36,7 @@ class Runtime:
     world: int
     mesh: DeviceMesh  # (shard,), or (replicate, shard) for HSDP
     files: dist.ProcessGroup  # gloo, for what is said about files, beside the collectives of a step
+    figures: dist.ProcessGroup  # gloo, for what ranks tell each other about their speed
 
     @property
     def dtype(self) -> torch.dtype:
@@ -84,6 +85,7 @@ def start(parallel: config.Parallel) -> Iterator[Runtime]:
             world=world,
             mesh=_mesh(device, world, parallel.replicas),
             files=dist.new_group(backend="gloo", timeout=timeout),
+            figures=dist.new_group(backend="gloo", timeout=timeout),
         )
     finally:
         dist.destroy_process_group()

@@ -58,6 +58,7 @@ def run_step(
     valid = sum(int((micro.targets != IGNORED).sum()) for micro in micro_batches)
     totals = torch.tensor([valid, stop], dtype=torch.float64, device=runtime.device)
     dist.all_reduce(totals)
+    watch.mark("wait")  # for the last rank to get here
     num_tokens = totals[0].to(torch.float32)
     loss = torch.zeros((), dtype=torch.float32, device=runtime.device)
     for number, micro in enumerate(micro_batches, 1):

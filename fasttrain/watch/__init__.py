@@ -16,6 +16,7 @@ from fasttrain.watch.judges import Alarm, Incident, Judges
 from fasttrain.watch.mfu import LOW, Cause, Facts, explain
 from fasttrain.watch.sanity import Blocks, Envelope, Outside, SickBlock, first_loss_suspicion
 from fasttrain.watch.slowdown import WAIT, Slowdown, SlowdownDetector
+from fasttrain.watch.speed import Speed
 from fasttrain.watch.spikes import SpikeDetector, Verdict
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "SickBlock",
     "Slowdown",
     "SlowdownDetector",
+    "Speed",
     "SpikeDetector",
     "Verdict",
     "before_run",

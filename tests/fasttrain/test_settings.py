@@ -111,10 +111,10 @@ VALUES: dict[str, Any] = {
     "log.tensorboard": True,
     "log.wandb": "a-project",
 }
-ELSEWHERE = {  # tests of their own below
+ELSEWHERE = {  # tests of their own below, and in test_recovery.py and test_slowdowns.py
     "out", "resume", "data.path", "data.mixture", "data.tokenizer", "data.vocab", "data.separator", "data.lint",
     "validation.sets",
-    "watch.spike", "watch.rollbacks", "watch.first", "watch.envelope",  # tests/fasttrain/test_recovery.py
+    "watch.spike", "watch.rollbacks", "watch.first", "watch.envelope", "watch.slowdown",
 }  # fmt: skip
 
 

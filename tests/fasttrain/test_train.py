@@ -211,7 +211,7 @@ def test_two_ranks_go_on_as_one_and_as_four(tmp_path):
         assert curve(metrics, "valid_tokens") == curve(whole, "valid_tokens")[3:]  # the same batches
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, number):
     run, options = tmp_path / "run", ["--batch.steps", 12, "--checkpoint.every", 0, "--validation.every", 0]
     ask = patch.object(
