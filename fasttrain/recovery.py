@@ -9,6 +9,7 @@ checkpoint from before them. Later ones are set aside, not deleted.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -32,11 +33,22 @@ DOCUMENTS = 50  # that an incident names
 Read = Callable[[int], Sequence[Batch]]
 
 
-def last_good(directory: Path, alarm: Alarm, runtime: Runtime, report: Callable[[str], None]) -> Checkpoint | None:
-    """The newest sound checkpoint from before the rise; None: there is none, and the run begins anew."""
-    later = [checkpoint for checkpoint in list_checkpoints(directory) if checkpoint.step > _before(alarm)]
-    set_aside(later, runtime.files)
-    return newest_sound(directory, runtime.files, report=report)
+def last_good(
+    directory: Path, alarm: Alarm, begins: int, runtime: Runtime, report: Callable[[str], None]
+) -> Checkpoint | None:
+    """The newest sound checkpoint from before the rise; only if there is none, one from the steps just before it.
+
+    begins: the step from which on the run has had its batches; older checkpoints are of other ones.
+    """
+    for last in (_before(alarm), alarm.first):
+        if good := newest_sound(directory, runtime.files, report, steps=range(begins, last + 1)):
+            return good
+    return None
+
+
+def give_up_after(directory: Path, step: int, runtime: Runtime) -> None:
+    """Set the checkpoints of later steps aside: a restart would resume from them."""
+    set_aside([checkpoint for checkpoint in list_checkpoints(directory) if checkpoint.step > step], runtime.files)
 
 
 def skip_after(alarm: Alarm, *, restored: int, done: int) -> Skip:
@@ -67,22 +79,22 @@ class Diagnosis:
         )
 
 
-def diagnose(model: Decoder, read: Read, skip: Skip, alarm: Alarm, runtime: Runtime) -> Diagnosis:
+def diagnose(model: Decoder, read: Read, skip: Skip, alarm: Alarm, runtime: Runtime, *, begins: int) -> Diagnosis:
     """Replay skipped batches, and some before them, on restored weights. All ranks call it; `read` as before the skip.
 
     Data is bad if at least half of the rise shows on good weights.
     """
     replayed = range(skip.step, skip.step + min(skip.steps, BEFORE + REPLAYED))
-    compared = range(max(skip.step - COMPARED, 0), skip.step)
+    compared = range(max(skip.step - COMPARED, begins), skip.step)
     model.eval()
     losses = {step: _mean_loss(model, read(step), runtime) for step in (*compared, *replayed)}
     model.train()
-    worst = max(replayed, key=lambda step: _order(losses[step]))
+    worst = max(replayed, key=lambda step: math.inf if math.isnan(losses[step]) else losses[step])
     usual = statistics.median(losses[step] for step in compared) if compared else alarm.verdict.expected
     rise = alarm.verdict.value - alarm.verdict.expected  # nan: not finite
     loss = losses[worst]
-    is_data = loss != loss or loss == float("inf") or loss - usual > max(rise / 2, 0.0)
-    return Diagnosis(is_data=bool(is_data), step=worst, loss=loss, usual=usual)
+    is_data = not math.isfinite(loss) or loss - usual > max(rise / 2, 0.0)
+    return Diagnosis(is_data=is_data, step=worst, loss=loss, usual=usual)
 
 
 def documents_of(run: Path, skip: Skip) -> list[str]:
@@ -106,7 +118,3 @@ def _mean_loss(model: Decoder, micro_batches: Iterable[Batch], runtime: Runtime)
         total += torch.stack([loss.loss_sum.double(), loss.num_tokens.double()])
     dist.all_reduce(total)
     return (total[0] / total[1]).item()
-
-
-def _order(loss: float) -> float:
-    return float("inf") if loss != loss else loss

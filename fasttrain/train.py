@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import fasttrain
-from fasttrain.checkpoint import Checkpoints, restore
+from fasttrain.checkpoint import Checkpoint, Checkpoints, list_checkpoints, restore
 from fasttrain.config import Config, load, summary, to_toml
 from fasttrain.data import Batch, Batches, Prefetcher, Skip, TrainingData, training_data
 from fasttrain.data.history import Stretch, record, with_paths
@@ -30,7 +30,7 @@ from fasttrain.optim import make_optimizer, make_scaler, set_learning_rate
 from fasttrain.parallel import compiles, distribute
 from fasttrain.process import alone_in, mistakes_without_traceback, stop_signals
 from fasttrain.recipes import RECIPES
-from fasttrain.recovery import diagnose, documents_of, last_good, skip_after
+from fasttrain.recovery import diagnose, documents_of, give_up_after, last_good, skip_after
 from fasttrain.resume import (
     CHECKPOINTS,
     MOVES,
@@ -209,14 +209,17 @@ def train(run: Run, journal: Journal) -> int:
             if _due(step + 1, settings.validation.every, steps):
                 loss = _validate(run, journal)
                 watch.mark("validation")
+            saving = _due(step + 1, settings.checkpoint.every, steps)
+            if saving:
+                journal.flush()  # the judges know all steps that the checkpoint has
             if run.judges.alarm and not journal.stop:
                 if not _see_to(run.judges.alarm, run, journal, checkpoints):
                     break
                 ahead.forget()
-                continue
+                if run.progress.step <= step:  # it went back
+                    continue
             ending = journal.stop or run.has_lost_patience
-            if ending or _due(step + 1, settings.checkpoint.every, steps):
-                journal.flush()  # the judges know all steps that the checkpoint has
+            if ending or saving:
                 checkpoints.save(run.model, run.optimizer, run.scaler, step=step + 1, facts=run.facts(), loss=loss)
             for outcome in checkpoints.poll():
                 journal.save(outcome)
@@ -233,38 +236,45 @@ def _see_to(alarm: Alarm, run: Run, journal: Journal, checkpoints: Checkpoints) 
     settings, done = run.settings, run.progress.step
     run.judges.alarm = None
     policy = settings.watch.spike
-    if policy == "rollback" and run.progress.rollbacks >= settings.watch.rollbacks:
-        journal.event(done, "stop", f"stops: the loss spiked again after {run.progress.rollbacks} rollbacks")
-        policy = "stop"
+    spiked = f"the loss spiked at step {alarm.step + 1} ({alarm.verdict})"
     if policy == "stop":
-        run.stopped = f"the loss spiked at step {alarm.step + 1} ({alarm.verdict})"
-        return False
-    if policy == "skip":
+        run.stopped = spiked
+    elif policy == "rollback" and run.progress.rollbacks >= settings.watch.rollbacks:
+        run.stopped = f"{spiked}, again after {run.progress.rollbacks} rollbacks (watch.rollbacks)"
+    elif policy == "skip":
         skip = Skip(done, max(alarm.verdict.steps, 1))
         run.move(skip)
         journal.event(done, "skip", f"goes on past the batches of the next {skip.steps} steps")
-    elif policy == "rollback":
-        _roll_back(alarm, run, journal, checkpoints)
-    return True
+    elif policy == "rollback" and not _roll_back(alarm, run, journal, checkpoints):
+        run.stopped = f"{spiked}, and no checkpoint is from before that; keep more of them (checkpoint.keep_last)"
+    return not run.stopped
 
 
-def _roll_back(alarm: Alarm, run: Run, journal: Journal, checkpoints: Checkpoints) -> None:
+def _roll_back(alarm: Alarm, run: Run, journal: Journal, checkpoints: Checkpoints) -> bool:
+    """Whether there was a place to go back to."""
     settings, runtime, done = run.settings, run.runtime, run.progress.step
+    directory, begins = settings.out / CHECKPOINTS, run.progress.origin.step
     checkpoints.wait()
     for outcome in checkpoints.poll():
         journal.save(outcome)
-    good = last_good(settings.out / CHECKPOINTS, alarm, runtime, report=journal.note)
-    if good is None:
+    good = last_good(directory, alarm, begins, runtime, report=journal.note)
+    if good is None and run.came_from is not None and run.came_from.parent != directory:
+        good = Checkpoint.read(run.came_from)  # of another run
+    if good is not None:
+        facts = restore(good, run.model, run.optimizer, run.scaler, group=runtime.files)
+        progress = replace(Progress.of(facts["progress"]), origin=run.progress.origin)
+        judges = facts["judges"]
+    elif begins == 0 and not list_checkpoints(directory):  # nothing is lost but these steps
         run.model.init_weights(settings.seed)
         run.optimizer.state.clear()
         progress, judges = Progress(), Judges(settings, vocab=run.model.embedding.num_embeddings).state()
     else:
-        facts = restore(good, run.model, run.optimizer, run.scaler, group=runtime.files)
-        progress, judges = Progress.of(facts["progress"]), facts["judges"]
+        return False
+    give_up_after(directory, progress.step, runtime)
     run.judges.restore(judges)
     skip = skip_after(alarm, restored=progress.step, done=done)
     documents = documents_of(settings.out, skip) if runtime.is_first else []
-    diagnosis = diagnose(run.model, run.read, skip, alarm, runtime)
+    diagnosis = diagnose(run.model, run.read, skip, alarm, runtime, begins=begins)
     run.progress = replace(progress, rollbacks=run.progress.rollbacks + 1)
     run.move(skip)
     journal.go_back(progress.step)
@@ -276,6 +286,7 @@ def _roll_back(alarm: Alarm, run: Run, journal: Journal, checkpoints: Checkpoint
     )  # fmt: skip
     # A process that starts again from here must know of the skip.
     checkpoints.save(run.model, run.optimizer, run.scaler, step=progress.step, facts=run.facts(), loss=None)
+    return True
 
 
 def _batches(settings: Config, runtime: Runtime, data: TrainingData, progress: Progress) -> Batches:

@@ -108,9 +108,16 @@ def list_checkpoints(directory: Path) -> list[Checkpoint]:
     return found
 
 
-def newest_sound(directory: Path, group: dist.ProcessGroup | None, report: Callable[[str], None]) -> Checkpoint | None:
+def newest_sound(
+    directory: Path,
+    group: dist.ProcessGroup | None,
+    report: Callable[[str], None],
+    steps: range | None = None,  # None: of any
+) -> Checkpoint | None:
     """The last checkpoint whose files all are what was written; report() is told about those that are not."""
     for path in reversed(on_first(group, lambda: published(directory))):
+        if steps is not None and _order(path)[0] not in steps:
+            continue
         try:
             checkpoint = on_first(group, lambda path=path: _readable(path))  # type: ignore[misc]
             if isinstance(checkpoint, str):
