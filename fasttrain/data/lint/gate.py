@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fasttrain import config
+from fasttrain.data.dataset import Dataset
 from fasttrain.data.lint.findings import Finding
 from fasttrain.data.lint.run import lint
 from fasttrain.data.lint.source import Lintable
+
+VERIFIED = 2**28  # bytes whose checksums are compared before every run: a fraction of a second. Of more, sizes are
 
 
 def suspicions(datasets: Iterable[Lintable], settings: config.Data) -> list[str]:
@@ -16,6 +19,8 @@ def suspicions(datasets: Iterable[Lintable], settings: config.Data) -> list[str]
         return []
     lines = []
     for dataset in datasets:
+        if isinstance(dataset, Dataset):
+            dataset.verify(VERIFIED)
         report = lint(dataset, quick=True, sequence=settings.sequence, max_examples=1)
         errors = report.having("error")
         if errors and settings.lint == "stop":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,9 +67,10 @@ def write(
         for number, first in enumerate(range(0, len(tokens), shard or len(tokens))):
             piece = tokens[first : first + (shard or len(tokens))]
             piece.tofile(path / f"{split}-{number:05}.tokens")
-            facts["shards"].append(dict(name=f"{split}-{number:05}.tokens", size=piece.nbytes, sha256=""))
+            digest = hashlib.sha256(piece.tobytes()).hexdigest()
+            facts["shards"].append(dict(name=f"{split}-{number:05}.tokens", size=piece.nbytes, sha256=digest))
         ends.tofile(path / f"{split}.documents")
-        facts["index"]["size"] = ends.nbytes
+        facts["index"] |= dict(size=ends.nbytes, sha256=hashlib.sha256(ends.tobytes()).hexdigest())
     (path / "dataset.json").write_text(json.dumps(manifest))
     return Dataset(path)
 

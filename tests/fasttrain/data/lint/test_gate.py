@@ -77,3 +77,14 @@ def test_every_dataset_of_a_run_is_asked(tmp_path):
 def _two() -> list[tuple[str, list[list[int]]]]:
     content = documents(60)
     return [("good", content), ("bad", [[SEPARATOR, *document] for document in content])]
+
+
+def test_a_file_that_has_changed_since_it_was_prepared_is_named_before_the_first_step(make_dataset):
+    dataset = make_dataset([50, 60])
+    shard = next(dataset.path.glob("train-*.tokens"))
+    content = bytearray(shard.read_bytes())
+    content[20] ^= 1  # the size stays
+    shard.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{shard.name} has changed since .* prepare the dataset again"):
+        suspicions([dataset], Data())
+    suspicions([dataset], Data(lint="off"))
