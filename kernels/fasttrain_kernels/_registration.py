@@ -20,18 +20,22 @@ _LIBRARY = torch.library.Library("fasttrain", "DEF")
 # torch.compile's on-disk caches know an op by its name alone: after an upgrade, a graph with the old gradient formula
 # would run without a word. So the version is in the name: torch.ops.fasttrain.swiglu.v<digest of this package>.
 _VERSION = hashlib.sha256(b"".join(f.read_bytes() for f in sorted(Path(__file__).parent.rglob("*.py")))).hexdigest()[:8]
-_SIMULATED_SMS = 132  # an H100: the grid that kernels choose when they run, or are compiled, without a GPU
-_SMALLEST_SHARED_MEMORY = 101_376  # bytes per block on sm_86, sm_89 and sm_120
 _kernels_on_cpu = False
-_simulated = {"shared_memory": _SMALLEST_SHARED_MEMORY, "warp_size": 32}
+# What kernels choose tiles and grids by when they run, or are compiled, without a GPU. Shared memory: bytes per block
+# on sm_86, sm_89 and sm_120, the smallest; multiprocessors: an H100's.
+_simulated = {"shared_memory": 101_376, "warp_size": 32, "multiprocessors": 132}
 
 
 @contextlib.contextmanager
-def kernels_on_cpu(*, shared_memory: int = _SMALLEST_SHARED_MEMORY, warp_size: int = 32) -> Iterator[None]:
-    """Ops launch their Triton kernels for CPU tensors too; fasttrain_kernels.testing interprets or compiles them."""
+def kernels_on_cpu(
+    *, shared_memory: int | None = None, warp_size: int | None = None, multiprocessors: int | None = None
+) -> Iterator[None]:
+    """Ops launch their Triton kernels for CPU tensors too; fasttrain_kernels.testing interprets or compiles them.
+    What is not given stays as it is outside."""
     global _kernels_on_cpu, _simulated
     before = _kernels_on_cpu, _simulated
-    _kernels_on_cpu, _simulated = True, {"shared_memory": shared_memory, "warp_size": warp_size}
+    given = dict(shared_memory=shared_memory, warp_size=warp_size, multiprocessors=multiprocessors)
+    _kernels_on_cpu, _simulated = True, _simulated | {k: v for k, v in given.items() if v is not None}
     try:
         yield
     finally:
@@ -55,7 +59,7 @@ def fused_by_compiler(tensor: Tensor) -> bool:
 def multiprocessor_count(device: torch.device) -> int:
     """Streaming multiprocessors of a GPU; persistent kernels size their grid by it."""
     if device.type != "cuda":
-        return _SIMULATED_SMS
+        return _simulated["multiprocessors"]
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 

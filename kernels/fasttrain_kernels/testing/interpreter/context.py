@@ -31,6 +31,7 @@ class _Settings:
     launches: Launches
     order: str | int | None
     config: int
+    locks: bool
 
 
 _active: list[_Settings] = []  # innermost last
@@ -43,6 +44,7 @@ def interpret(
     poison: bool = True,  # uninitialised memory and undefined lanes hold NaN
     tf32: bool = True,  # tl.dot of float32 rounds its operands to tf32 unless input_precision="ieee"
     config: int = 0,  # which of an autotuned kernel's configurations runs
+    locks: bool = False,  # programs take turns at elements by locks of their own: that is no race
 ) -> Iterator[Launches]:
     """Run every launch of a @triton.jit kernel on CPU tensors, and yield the list of launches."""
     if order not in (None, "reverse") and not isinstance(order, int):
@@ -57,7 +59,7 @@ def interpret(
         stack.enter_context(kernels_on_cpu())
         if poison:
             stack.enter_context(_poisoned_memory())
-        _active.append(_Settings(launches, order, config))
+        _active.append(_Settings(launches, order, config, locks))
         builder.poison, builder.tf32 = poison, tf32
         try:
             yield launches
@@ -116,7 +118,8 @@ def _launch(
     settings.launches.append(launch)
     convert = Converter(kernel)
     arguments = convert(values)
-    _run_programs(rewritten(kernel), arguments, Memory(launch, convert.tensors), settings.order)
+    memory = Memory(launch, convert.tensors, locks=settings.locks)
+    _run_programs(rewritten(kernel), arguments, memory, settings.order)
 
 
 def _run_programs(

@@ -162,6 +162,13 @@ def _multiple_of(x: Any, values: Any) -> Any:
     return x
 
 
+def _reduce(operand: Any, axis: int | None, combine_fn: Any, *args: Any, **kwargs: Any) -> Any:
+    result = reductions.reduce(operand, axis, combine_fn, *args, **kwargs)
+    if combine_fn.fn in reductions.BY_NUMPY and operand.dtype.is_floating():  # others run the kernel's own function
+        builder.memory.launch.elementwise += operand.handle.data.size - result.handle.data.size
+    return result
+
+
 def _static_range_init(self: Any, *bounds: Any, **kwargs: Any) -> None:
     _static_range(self, *map(_constexpr, bounds), **{name: _constexpr(value) for name, value in kwargs.items()})
 
@@ -176,7 +183,7 @@ def _constexpr(value: Any) -> Any:
 
 # Functions that Triton's compiler handles itself, or that take a function of the kernel's.
 _OWN_IMPLEMENTATIONS: dict[FunctionType, Callable[..., Any]] = {
-    tl.core.reduce: reductions.reduce,
+    tl.core.reduce: _reduce,
     tl.core.associative_scan: reductions.associative_scan,
     tl.core.static_assert: _static_assert,
     tl.core.static_print: print,

@@ -39,6 +39,7 @@ class Launch:
     grid: tuple[int, int, int]
     arguments: dict[str, Traffic] = field(default_factory=dict)  # of the tensors, by parameter name
     flops: int = 0  # of tl.dot: two per multiply and add
+    elementwise: int = 0  # other additions, multiplications, divisions, maxima of floats; masked lanes count
     special: int = 0  # exp, log, sqrt, rsqrt, sin, cos, tanh, erf, ...: what the special-function units compute
 
     @property
@@ -64,7 +65,7 @@ class Launch:
     def __str__(self) -> str:
         lines = [
             f"{self.kernel} {self.grid}: moved {self.moved:,} B, unique {self.unique:,} B, "
-            f"{self.flops:,} dot FLOP, {self.special:,} special"
+            f"{self.flops:,} dot FLOP, {self.elementwise:,} elementwise, {self.special:,} special"
         ]
         for name, traffic in self.arguments.items():
             lines.append(
@@ -100,6 +101,10 @@ class Launches(list[Launch]):
     @property
     def flops(self) -> int:
         return sum(launch.flops for launch in self)
+
+    @property
+    def elementwise(self) -> int:
+        return sum(launch.elementwise for launch in self)
 
     @property
     def special(self) -> int:

@@ -23,6 +23,7 @@ from fasttrain_kernels.testing.interpreter.memory import Memory
 from fasttrain_kernels.testing.interpreter.shapes import common_shape
 from fasttrain_kernels.testing.interpreter.tiles import NARROW_FLOATS, Tile, numpy_dtype
 
+_ARITHMETIC = {np.add, np.subtract, np.multiply, np.divide, np.fmax, np.fmin, np.maximum, np.minimum}
 _BITS = {itemsize: np.dtype(f"uint{8 * itemsize}") for itemsize in (1, 2, 4, 8)}
 
 
@@ -155,6 +156,8 @@ class Builder(stock.InterpreterBuilder):
     # Element by element
 
     def binary_op(self, left: Tile, right: Tile, op: Callable[..., Any]) -> Tile:
+        if op in _ARITHMETIC and left.dtype.scalar.is_floating():
+            self.memory.launch.elementwise += left.data.size
         return Tile(op(left.data, right.data), left.dtype.scalar)
 
     def ternary_op(self, first: Tile, second: Tile, third: Tile, op: Callable[..., Any]) -> Tile:
@@ -170,6 +173,7 @@ class Builder(stock.InterpreterBuilder):
         return self.binary_op(left, right, np.fmin)
 
     def create_fma(self, x: Tile, y: Tile, z: Tile) -> Tile:
+        self.memory.launch.elementwise += 2 * z.data.size
         return Tile(x.data * y.data + z.data, z.dtype.scalar)
 
     def create_fabs(self, operand: Tile) -> Tile:

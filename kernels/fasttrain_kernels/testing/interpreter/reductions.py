@@ -19,6 +19,7 @@ _EXTREMES = {
     tl.standard._elementwise_max.fn: np.fmax,
     tl.standard._elementwise_min.fn: np.fmin,
 }  # NaN loses, as on a GPU
+BY_NUMPY = {*_EXTREMES, tl.standard._sum_combine.fn}
 _SCANS = {tl.standard._sum_combine.fn: np.add, tl.standard._prod_combine.fn: np.multiply}
 
 Arrays = list[np.ndarray]  # the operands of a reduction of tuples, side by side
