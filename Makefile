@@ -1,6 +1,6 @@
 # CI runs these targets verbatim. Everything is installed into .venv by the first target that needs it.
 .DEFAULT_GOAL := help
-.PHONY: help train tour test test-gpu check format bench compiled clean
+.PHONY: help train tour test test-gpu test-browser test-faults check format bench compiled clean
 
 VENV    ?= .venv
 PYTHON  ?= python3
@@ -10,7 +10,7 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c const
 SOURCES := pyproject.toml setup.py constraints.txt
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
 train: $(VENV)/.installed ## install, and train the default recipe: a small model on this machine, in about two minutes
 	@$(BIN)/python -m fasttrain.train
@@ -23,6 +23,14 @@ test: $(VENV)/.installed-dev ## install, and run the tests (no GPU needed)
 
 test-gpu: $(VENV)/.installed-dev ## the tests that need a GPU
 	@$(BIN)/python -m pytest -m gpu -rs
+
+test-browser: $(VENV)/.installed-dev ## the page of fasttrain report in a real browser (needs Debian's chromium)
+	@command -v chromium >/dev/null || { echo "there is no chromium: apt-get install chromium"; exit 1; }
+	@$(INSTALL) -e '.[dev,browser]'
+	@$(BIN)/python -m pytest tests/fasttrain/report/test_browser.py -rs
+
+test-faults: $(VENV)/.installed-dev ## inject every fault that a run has to survive, and print what was lost and reported
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults --faults -rs --durations=8
 
 check: $(VENV)/.installed-dev ## lint, format, types, layering
 	@$(BIN)/ruff check .

@@ -1,41 +1,141 @@
-"""Benchmarks print their ratios at the end of the run; --store also writes them to bench/results/."""
+"""Benchmarks print their figures at the end of the run, with the change since the last one; --save keeps them.
 
-import json
-import platform
-from pathlib import Path
+A test tells its figures through `report`; bench/figures.py says which of them gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-RESULTS = Path(__file__).parent / "results"
-_lines = pytest.StashKey[list[str]]()
+from bench import tracking
+from bench.figures import Figure, figure
+from fasttrain.metrics.sensors import GpuSensors
+
+Table = dict[str, dict[str, float | Figure]]  # figures by contender and name
 
 
-def pytest_addoption(parser):
-    parser.addoption("--store", action="store_true", help="write the measurements to bench/results/")
+class Results:
+    """What the tests of this run have told."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, dict[str, dict[str, Figure]]] = {}  # by title
+        self.figures: dict[str, Figure] = {}  # by the name of their row
+        self.rows: tracking.Rows = {}
+        self.worse: list[tracking.Change] = []
+
+    def add(self, title: str, table: Table, about: dict[str, Any]) -> list[str]:
+        """Take in a table; returns what is wrong with its figures by themselves."""
+        broken = []
+        for contender, told in table.items():
+            for key, value in told.items():
+                name, one = f"{title.split(':')[0]}/{contender}/{key}", figure(value)
+                self.tables.setdefault(title, {}).setdefault(contender, {})[key] = one
+                self.figures[name] = one
+                self.rows[name] = one.row() | ({"about": about | {"contender": contender}} if about else {})
+                if one.broken:
+                    broken.append(f"{name}: {one.broken}")
+        return broken
+
+    def lines(self) -> list[str]:
+        lines = []
+        for title, table in self.tables.items():
+            lines.append(f"\n{title}")
+            for contender, row in table.items():
+                lines.append(f"  {contender:<34}" + "   ".join(f"{key} {_short(f)}" for key, f in row.items()))
+        return lines
 
 
-def pytest_configure(config):
-    config.stash[_lines] = []
+_results = pytest.StashKey[Results]()
 
 
-def pytest_terminal_summary(terminalreporter, config):
-    for line in config.stash[_lines]:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--save", action="store_true", help="keep the figures in bench/results/history/")
+    parser.addoption("--long", action="store_true", help="also benchmarks of many minutes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_results] = Results()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long"):
+        for item in items:
+            if "long" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="takes many minutes (make bench-long, or --long)"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    results = session.config.stash[_results]
+    found = tracking.changes(results.figures, tracking.history(), tracking.machine.hardware())
+    results.worse = [change for change in found if change.worse]
+    if results.worse and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    results = config.stash[_results]
+    for line in results.lines():
         terminalreporter.write_line(line)
+    if not results.figures:
+        return
+    run = tracking.this_run(results.rows, GpuSensors(torch.device("cuda")).read() if torch.cuda.is_available() else {})
+    _tell_changes(terminalreporter.write_line, results, run)
+    if config.getoption("--save"):
+        terminalreporter.write_line(f"\nsaved in {tracking.save(run)}")
+
+
+def _tell_changes(write: Callable[[str], None], results: Results, run: tracking.Run) -> None:
+    runs = tracking.history()
+    found = tracking.changes(results.figures, runs, run.hardware)
+    if not found:
+        return
+    last = tracking.last_values(runs, run.hardware)
+    since = max((last[change.name][1] for change in found if change.last is not None), key=_date, default=None)
+    before = f"last of them: {since.told}" if since else "none was saved before"
+    where = run.hardware["gpu"] or run.hardware["cpu"]
+    width = 2 + max(len(change.name) for change in found)
+    write(f"\nchange on {where}, {run.commit}{' with changes' if run.changes else ''} ({before})")
+    write(f"  {'figure':<{width}}{'now':>12}{'last':>12}    change")
+    for change in found:
+        write(change.line(width))
+    if results.worse:
+        write(f"\n{len(results.worse)} of {len(found)} figures are worse than last time by more than their margin")
+
+
+def _date(run: tracking.Run) -> str:
+    return run.date
+
+
+def _short(figure: Figure) -> str:
+    if figure.kind in ("memory", "exact") and figure.unit == "B":
+        return f"{figure.value / 1e6:10.3f} MB"
+    unit = f" {figure.unit}" if figure.unit else ""
+    return f"{figure.value:8.3f}{unit}"
 
 
 @pytest.fixture
-def report(request):
-    """report(name, table): rows of figures by contender, printed, and stored where --store asks for it."""
+def report(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """report("slug: what it is", table): figures by contender, printed and tracked; fails beyond their limits.
 
-    def publish(name: str, table: dict[str, dict[str, float]]) -> None:
-        lines = request.config.stash[_lines]
-        lines.append(f"\n{name}")
-        for contender, row in table.items():
-            lines.append(f"  {contender:<42}" + "".join(f"{key} {value:8.3f}   " for key, value in row.items()))
-        if request.config.getoption("--store"):
-            machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-            text = json.dumps(dict(machine=machine, table=table), indent=1)
-            (RESULTS / f"{name.split(':')[0]}.json").write_text(text + "\n")
+    `about` is stored with every row, for the page of bench.report.
+    """
+
+    def publish(title: str, table: Table, *, about: dict[str, Any] | None = None) -> None:
+        broken = request.config.stash[_results].add(title, table, about or {})
+        assert not broken, "; ".join(broken)
 
     return publish
+
+
+@pytest.fixture
+def one_thread() -> Any:
+    """CPU time of several threads counts how they wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

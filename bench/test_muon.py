@@ -1,11 +1,12 @@
 """Muon against AdamW: tokens and time to the validation loss that AdamW ends at, on the default corpus.
 
-    python -m pytest bench/test_muon.py -p no:xdist -s        (10 minutes or more; skipped unless named like this)
+    python -m pytest bench/test_muon.py -p no:xdist -s        (skipped unless named like this)
+                                                                (-k 128: 10 minutes or more; -k 384: 35 or more)
 
-Both runs are the trainer's own, from its first step to its last, on recipe tiny's model at 16k tokens a step. Each has
-a schedule of its own length, so Muon's fewer tokens are those of a finished run, not of a point on a longer one.
-AdamW's settings are the best found over two seeds (docs/log.md has the search: rate, warm-up and second beta). Muon had
-half as many tries, on seed 0 alone. Time is CPU time of the steps, which a busy machine disturbs least.
+Both runs are the trainer's own, from its first step to its last, at 16k tokens a step: on recipe tiny's model, hidden
+128, and on one of hidden 384 and 6 layers. Each has a schedule of its own length, so Muon's fewer tokens are those of a
+finished run, not of a point on a longer one. AdamW's settings are the best found (docs/log.md has the searches). Muon
+had half as many tries at 128, and one at 384. Time is CPU time of the steps, which a busy machine disturbs least.
 """
 
 import json
@@ -23,11 +24,8 @@ import torch
 from fasttrain import train
 
 TOKENS, TIME = 0.65, 0.8  # at most, of AdamW's
-SEED = 1
 SHARED = {
     "recipe": "tiny",
-    "seed": SEED,
-    "data.seed": SEED,
     "batch.sequences": 64,  # x 256 = 16k tokens
     "parallel.device": "cpu",
     "parallel.compile": "on",  # auto would compile the longer run only
@@ -53,6 +51,28 @@ MUON = {
     "optim.betas": (0.9, 0.9),
     "optim.warmup": 20,
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A model, and what differs for it."""
+
+    model: dict[str, object]
+    adamw: dict[str, object]
+    muon: dict[str, object]
+
+
+SIZES = {
+    128: Size(model={"seed": 1, "data.seed": 1}, adamw={}, muon={}),
+    384: Size(
+        model={
+            "model.layers": 6, "model.hidden": 384, "model.heads": 6, "model.kv_heads": 6, "model.head_dim": 64,
+            "model.ffn": 1024, "batch.micro": 16,
+        },
+        adamw={"batch.steps": 60, "optim.lr": 1.4e-3, "optim.warmup": 20},
+        muon={"batch.steps": 39, "optim.warmup": 15},
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,13 +132,15 @@ def _named(request):
         pytest.skip("takes minutes: name the file to run it")
 
 
-def test_muon_reaches_the_loss_of_adamw_with_fewer_tokens_and_in_less_time(tmp_path, report):
+@pytest.mark.parametrize("hidden", SIZES)
+def test_muon_reaches_the_loss_of_adamw_with_fewer_tokens_and_in_less_time(tmp_path, report, hidden):
     torch.set_num_threads(1)
-    adamw = run(tmp_path / "adamw", ADAMW)
-    muon = run(tmp_path / "muon", MUON)
+    size = SIZES[hidden]
+    adamw = run(tmp_path / "adamw", size.model | ADAMW | size.adamw)
+    muon = run(tmp_path / "muon", size.model | MUON | size.muon)
     tokens, seconds = muon.steps / adamw.steps, muon.seconds / adamw.seconds
     report(
-        "muon: against the best AdamW found, recipe tiny at 16k tokens a step, one thread",
+        f"muon_{hidden}: against the best AdamW found, hidden {hidden}, 16k tokens a step, one thread",
         {
             "AdamW": adamw.row(),
             "Muon": muon.row(),

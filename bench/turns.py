@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from bench import contenders
+from bench.memory import peak_on_cpu
 
 WARM_UP = 3  # steps: compilation, optimizer state, the heap's final size
 
@@ -65,7 +66,7 @@ def turns(names: Iterable[str], vocab: int) -> Iterator[Turns]:
 def _serve(pipe: Connection, name: str, vocab: int) -> None:
     torch.set_num_threads(1)
     step = contenders.CONTENDERS[name](vocab)
-    answers = {"step": _timed, "memory": _peak, "parts": _parts}
+    answers = {"step": _timed, "memory": peak_on_cpu, "parts": _parts}
     while True:
         pipe.send(answers[pipe.recv()](step))
 
@@ -74,20 +75,6 @@ def _timed(step: contenders.Step) -> tuple[float, float]:
     start = time.process_time()
     loss = step()
     return time.process_time() - start, loss
-
-
-def _peak(step: contenders.Step) -> int:
-    """Bytes beyond what stays after a step: weights, gradients (which the next step frees) and optimizer state."""
-    with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
-        step()  # its gradients are freed by the next: the profiler misses what is freed but was not allocated before it
-        begin = time.time_ns()
-        step()
-    events = [(e.start_ns(), e.nbytes()) for e in profile.kineto_results.events() if e.name() == "[memory]"]
-    held = highest = 0
-    for _, size in sorted(e for e in events if e[0] >= begin):
-        held += size
-        highest = max(highest, held)
-    return highest
 
 
 _PARTS = {  # by what the name of an event, or else of the nearest event around it, contains

@@ -19,9 +19,15 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("fasttrain.train", "train a model; the same as python -m fasttrain.train"),
+    "plan": Command("fasttrain.commands.plan", "what a run will be: sizes, memory, speed, days, cost"),
+    "verify-resume": Command("fasttrain.commands.verify_resume", "try whether a killed run goes on bitwise"),
     "data prepare": Command("fasttrain.commands.data_prepare", "make a dataset of text, JSONL or Parquet"),
     "data lint": Command("fasttrain.commands.data_lint", "look for what is wrong with a dataset"),
     "data locate": Command("fasttrain.commands.data_locate", "which documents a step trained on, and back"),
+    "export": Command("fasttrain.commands.export", "write a Hugging Face checkpoint of a run"),
+    "generate": Command("fasttrain.commands.generate", "continue a text with the model of a run"),
+    "eval": Command("fasttrain.commands.eval", "score a run: loss, perplexity, bits per byte, benchmark tasks"),
+    "report": Command("fasttrain.commands.report", "a page with the curves and incidents of runs"),
     "checkpoint list": Command("fasttrain.commands.checkpoint_list", "show the checkpoints of a run"),
     "checkpoint verify": Command("fasttrain.commands.checkpoint_verify", "look for damage in checkpoints"),
     "checkpoint prune": Command("fasttrain.commands.checkpoint_prune", "delete old checkpoints of a run"),

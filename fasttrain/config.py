@@ -11,7 +11,9 @@ same error everywhere, names the nearest valid key, and comes before anything el
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import io
 import math
 import sys
 import textwrap
@@ -24,6 +26,10 @@ from typing import Any, Literal
 
 import tomli_w
 import tyro
+
+from fasttrain.architecture import TAKEN, architecture
+
+STORED = "config.toml"  # the effective configuration, in a run's directory
 
 
 def _require(condition: bool, message: str) -> None:
@@ -215,6 +221,13 @@ class Checkpoint:
     """Keep each checkpoint whose step is a multiple of this too; 0: none."""
     background: bool = True
     """Write while training goes on."""
+    retries: int = 5
+    """Times that a failed save is tried again, every few steps, before the run does what unsaved says."""
+    unsaved: Literal["pause", "stop"] = "pause"
+    """When saves keep failing; pause: hold the run, and try again until one succeeds; stop: end it."""
+
+    def __post_init__(self) -> None:
+        _require(self.retries >= 0, f"checkpoint.retries ({self.retries}) must be at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,11 +278,17 @@ class Log:
     """Steps between lines in a log; a terminal shows every step."""
     tensorboard: bool = True
     """Write TensorBoard events (needs the tensorboard extra)."""
+    report: bool = True
+    """Keep a page about the run, report.html in its directory, up to date with every checkpoint."""
     wandb: str = ""
     """A Weights & Biases project to log to (needs the wandb extra); empty: none."""
+    profile: int = 0
+    """Steps to profile, from the sixth of this process on: what the time and the memory go to, in profile/ of the run's
+    directory; 0: none. --profile alone is --log.profile 3."""
 
     def __post_init__(self) -> None:
         _require(self.every > 0, f"log.every ({self.every}) must be at least 1")
+        _require(self.profile >= 0, f"log.profile ({self.profile}) must be at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,6 +300,9 @@ class Config:
     resume: str = "auto"
     """auto: go on from the newest checkpoint in the run's directory, or start; never: start, in a new directory; or
     what to start from: RUN, RUN@STEP or a checkpoint's directory."""
+    from_hf: Path | None = None
+    """A Hugging Face checkpoint (Qwen3 or Llama) to take the section model and the initial weights from; a run that has
+    a checkpoint goes on from that. None: random weights."""
     seed: int = 0
     """Of initial weights and dropout."""
     model: Model = field(default_factory=Model)
@@ -300,8 +322,12 @@ class Config:
             "packed documents has no dropout",
         )
         _require(
-            self.optim.warmup <= self.batch.steps,
-            f"optim.warmup ({self.optim.warmup}) is longer than the run: batch.steps is {self.batch.steps}",
+            self.optim.warmup < self.batch.steps,
+            f"optim.warmup ({self.optim.warmup}) must be shorter than the run: batch.steps is {self.batch.steps}",
+        )
+        _require(
+            self.from_hf is None or self.resume in ("auto", "never"),
+            f"from_hf ({self.from_hf}) and resume ({self.resume}) both say where the weights come from; leave out one",
         )
 
 
@@ -310,29 +336,68 @@ def load(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]], prog:
     sources = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
     sources.add_argument("--recipe", default=next(iter(recipes)))
     sources.add_argument("--config", action="append", default=[], type=Path)
+    sources.add_argument("--profile", action="store_true")
     chosen, arguments = sources.parse_known_args(argv)
+    if chosen.profile:
+        arguments = ["--log.profile", "3", *arguments]
     if chosen.recipe not in recipes:
         sources.error(f"there is no recipe {chosen.recipe!r}; there are {', '.join(recipes)}")
     for path in reversed(chosen.config):
         arguments = [*_arguments(_read(path, sources.error)), *arguments]
     description = (
         f"Sources of the settings, later ones override earlier ones: --recipe NAME ({', '.join(recipes)}), "
-        "--config FILE.toml (repeatable), and the options below. Several datasets, in place of --data.path: "
+        "--config FILE.toml (repeatable), and the options below. --profile is --log.profile 3. Several datasets, in place of --data.path: "
         "--data.mixture.NAME.path, --data.mixture.NAME.weight and --data.mixture.NAME.epochs, for any NAME."
     )
     try:
+        default = recipes[chosen.recipe]()
+        found = _found(arguments, default)
+        default = dataclasses.replace(default, model=dataclasses.replace(default.model, **found))
         with _keys_of_sections(arguments):
-            return tyro.cli(
+            settings = tyro.cli(
                 Config,
                 args=arguments,
-                default=_with_components(recipes[chosen.recipe](), arguments),
+                default=_with_components(default, arguments),
                 prog=prog,
                 description=description,
                 use_underscores=True,
                 config=(tyro.conf.FlagConversionOff,),
             )
-    except ValueError as error:
+        _check_found(settings, found)
+        return settings
+    except (ValueError, FileNotFoundError) as error:
         sources.error(str(error))
+
+
+def _found(arguments: Sequence[str], default: Config) -> Mapping[str, Any]:
+    """What the checkpoint that --from_hf names says of the model, in place of what the recipe says.
+
+    A run that has begun knows it too, and goes on without the checkpoint.
+    """
+    named = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    named.add_argument("--from_hf", "--from-hf", default=default.from_hf, nargs="?")
+    named.add_argument("--out", default=default.out, nargs="?")
+    words = named.parse_known_args(arguments)[0]
+    if words.from_hf in (None, "None"):  # or without a value, of which tyro will tell
+        return {}
+    try:
+        return architecture(Path(words.from_hf))
+    except FileNotFoundError:
+        stored = Path(words.out or default.out) / STORED
+        before = tomllib.loads(stored.read_text()) if stored.exists() else {}
+        if before.get("from_hf") != str(Path(words.from_hf)):
+            raise
+        return {name: before["model"][name] for name in TAKEN}
+
+
+def _check_found(settings: Config, found: Mapping[str, Any]) -> None:
+    for name, value in found.items():
+        stated = getattr(settings.model, name)
+        _require(
+            stated == value,
+            f"model.{name} is set to {stated}, and {settings.from_hf} has {value}; leave it out: --from-hf brings the "
+            "model with it",
+        )
 
 
 def _with_components(default: Config, arguments: Sequence[str]) -> Config:
@@ -396,6 +461,26 @@ def _flat(value: Any) -> Iterator[Any]:
 def to_toml(config: Config) -> str:
     """The effective configuration, in the form that --config reads."""
     return tomli_w.dumps(_plain(dataclasses.asdict(config)))
+
+
+def from_toml(text: str) -> Config:
+    """What to_toml has written, of a run that exists: nothing is looked up."""
+    arguments = list(_arguments(tomllib.loads(text)))
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            return tyro.cli(
+                Config,
+                args=arguments,
+                default=_with_components(Config(), arguments),
+                use_underscores=True,
+                config=(tyro.conf.FlagConversionOff,),
+            )
+        except SystemExit:
+            pass
+    keys = ", ".join(word for word in arguments if word.startswith("--") and word in said.getvalue())
+    raise ValueError(
+        f"the settings of the run are not of this version of fasttrain ({keys}); use the one that wrote them"
+    )
 
 
 def summary(config: Config) -> list[str]:

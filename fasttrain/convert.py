@@ -40,12 +40,9 @@ def huggingface_config(model: config.Model, *, vocab: int, sequence: int) -> dic
 
 def to_huggingface(state: Mapping[str, Tensor], model: config.Model) -> dict[str, Tensor]:
     """The decoder's state dict under Transformers' names. Split projections are views of the packed ones."""
-    result = {}
-    for ours, theirs in _names(model).items():
-        if isinstance(theirs, str):
-            result[theirs] = state[ours]
-        else:
-            result.update(zip(theirs, state[ours].split(list(theirs.values())), strict=True))
+    result: dict[str, Tensor] = {}
+    for ours, theirs in parts(model, {name: len(tensor) for name, tensor in state.items()}).items():
+        result.update(zip(theirs, state[ours].split(list(theirs.values())), strict=True))
     return result
 
 
@@ -55,6 +52,12 @@ def from_huggingface(state: Mapping[str, Tensor], model: config.Model) -> dict[s
         ours: state[theirs] if isinstance(theirs, str) else torch.cat([state[name] for name in theirs])
         for ours, theirs in _names(model).items()
     }
+
+
+def parts(model: config.Model, rows: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """Of each of our tensors, which has so many rows: Transformers' ones that it consists of, with theirs."""
+    names = _names(model).items()
+    return {ours: {theirs: rows[ours]} if isinstance(theirs, str) else theirs for ours, theirs in names}
 
 
 def _names(model: config.Model) -> dict[str, str | dict[str, int]]:

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 
 from fasttrain import config
 from fasttrain.data import IGNORED
+from fasttrain.size import Parameters, flops_per_token, num_parameters
 from fasttrain_kernels import (
     TokenStats,
     add_rms_norm,
@@ -38,6 +40,8 @@ from fasttrain_kernels import (
     swiglu,
 )
 
+__all__ = ["Block", "Decoder", "Head", "Loss", "Parameters", "flops_per_token", "num_parameters"]
+
 _CUT = 3.0  # initial weights lie within so many standard deviations
 _INIT_ROWS = 128  # that one seed initialises: a rank draws the rows of its shard, and at most so many around them
 
@@ -47,6 +51,14 @@ class Loss(NamedTuple):
 
     loss_sum: Tensor  # () float32, z-loss included
     num_tokens: Tensor  # () int64
+
+
+class Past(Protocol):
+    """What a block knows of the tokens before those it is given: fasttrain.generate."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (B, T, H, D), (B, T, Hkv, D) twice -> (B, T, H, D)
+        """Of the queries, to all keys so far, these included."""
+        ...
 
 
 class Block(nn.Module):
@@ -79,6 +91,7 @@ class Block(nn.Module):
         sin: Tensor,  # (S, D/2) float32
         positions: Tensor | None = None,  # (B, T) or (T,)
         cu_seqlens: Tensor | None = None,  # (num_docs + 1,) int32
+        past: Past | None = None,
     ) -> tuple[Tensor, Tensor]:  # (B, T, C), (B, T, C)
         if cos.dtype != torch.float32:
             raise TypeError(
@@ -88,7 +101,8 @@ class Block(nn.Module):
         heads = self.qkv(normed).unflatten(-1, (sum(self.heads), self.head_dim))
         q, k, v = heads.split(self.heads, dim=-2)
         q, k = qk_norm_rope(q, k, self.q_norm, self.k_norm, cos, sin, positions=positions, eps=self.eps)
-        attended = self.attention_out(self._attend(q, k, v, cu_seqlens).flatten(-2))
+        heads = self._attend(q, k, v, cu_seqlens) if past is None else past.attend(q, k, v)
+        attended = self.attention_out(heads.flatten(-2))
         normed, residual = add_rms_norm(self._drop(attended), residual, self.ffn_norm, eps=self.eps)
         fed = self.down(swiglu(self.gate_up(normed)))
         return add_rms_norm(self._drop(fed), residual, self.next_norm, eps=self.eps)
@@ -185,19 +199,34 @@ class Decoder(nn.Module):
             return self.head.stats(self._normed(tokens, cu_seqlens, positions), targets, self._tied_weight())
 
     def logits(
-        self, tokens: Tensor, cu_seqlens: Tensor | None = None, positions: Tensor | None = None
-    ) -> Tensor:  # (B, T, V)
-        """The logits of every next token."""
-        return self.head.logits(self._normed(tokens, cu_seqlens, positions), self._tied_weight())
+        self,
+        tokens: Tensor,  # (B, T)
+        cu_seqlens: Tensor | None = None,
+        positions: Tensor | None = None,
+        *,
+        past: Sequence[Past] = (),  # of each block
+        places: Tensor | None = None,  # (N,) int64, in the flattened batch
+    ) -> Tensor:  # (B, T, V), or (N, V)
+        """The logits of every next token, or of those after the tokens at some places."""
+        normed = self._normed(tokens, cu_seqlens, positions, past)
+        return self.head.logits(normed if places is None else normed.flatten(0, 1)[places], self._tied_weight())
 
-    def _normed(self, tokens: Tensor, cu_seqlens: Tensor | None, positions: Tensor | None) -> Tensor:  # (B, T, C)
+    def parts(self) -> list[list[nn.Parameter]]:
+        """The parameters of each block, and last those outside of blocks."""
+        blocks = [list(block.parameters()) for block in self.blocks]
+        inside = {id(parameter) for block in blocks for parameter in block}
+        return [*blocks, [parameter for parameter in self.parameters() if id(parameter) not in inside]]
+
+    def _normed(
+        self, tokens: Tensor, cu_seqlens: Tensor | None, positions: Tensor | None, past: Sequence[Past | None] = ()
+    ) -> Tensor:  # (B, T, C)
         if cu_seqlens is not None and not torch.compiler.is_compiling():
             # Batches differ in their number of documents: compiled blocks are for any, from the first one on.
             torch._dynamo.maybe_mark_dynamic(cu_seqlens, 0)
         residual = self.embedding(tokens)
         normed = rms_norm(residual, self.first_norm, eps=self.config.norm_eps)
-        for block in self.blocks:
-            normed, residual = block(normed, residual, self.cos, self.sin, positions, cu_seqlens)
+        for block, known in zip(self.blocks, past or [None] * len(self.blocks), strict=True):
+            normed, residual = block(normed, residual, self.cos, self.sin, positions, cu_seqlens, known)
         return normed
 
     def _tied_weight(self) -> Tensor | None:
@@ -229,45 +258,6 @@ class Decoder(nn.Module):
             else:
                 narrow = name.endswith(("attention_out.weight", "down.weight"))
                 _truncated_normal_(parameter, into_stream if narrow else self.config.init_std, f"{seed} {name}")
-
-
-class Parameters(NamedTuple):
-    """How many parameters a decoder has. A tied head is the embedding, and is not counted again."""
-
-    embedding: int
-    head: int  # 0 when tied
-    blocks: int
-    total: int
-
-    @property
-    def non_embedding(self) -> int:
-        """Without the tables of the vocabulary, as scaling laws count."""
-        return self.total - self.embedding - self.head
-
-
-def num_parameters(model: config.Model, vocab: int) -> Parameters:
-    """In closed form: no model is built."""
-    table = vocab * model.hidden
-    norms = 2 * model.hidden + (2 * model.head_dim if model.qk_norm else 0)
-    blocks = model.layers * (_matrices(model) + norms)
-    head = 0 if model.tied_head else table
-    return Parameters(embedding=table, head=head, blocks=blocks, total=table + model.hidden + blocks + head)
-
-
-def flops_per_token(model: config.Model, vocab: int, sequence: int) -> int:
-    """Of a training step, as published MFUs count them (PaLM, appendix B): 6 N + 12 L H D T.
-
-    N are the elements of matrices that multiply activations, the head among them, tied or not; the embedding, a
-    look-up, is not. Attention counts as if every token saw the whole sequence: neither the causal mask nor documents
-    lower it. Nor do norms, the softmax or recomputed activations raise it.
-    """
-    N = model.layers * _matrices(model) + vocab * model.hidden
-    return 6 * N + 12 * model.layers * model.heads * model.head_dim * sequence
-
-
-def _matrices(model: config.Model) -> int:
-    heads = 2 * model.heads + 2 * model.kv_heads  # q and out, k and v
-    return model.hidden * (heads * model.head_dim + 3 * model.ffn)
 
 
 def _truncated_normal_(parameter: Tensor, std: float, key: str) -> None:  # (rows, columns), of which a shard is here

@@ -7,8 +7,9 @@ import io
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def stop_signals() -> Iterator[list[int]]:
 
     def note(number: int, _: object) -> None:
         received.append(number)
-        signal.signal(number, previous[signal.Signals(number)])
+        # Python's own handler of Ctrl-C would unwind, and wait for a save that may be what hangs.
+        signal.signal(number, signal.SIG_DFL)
 
     for noted in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         previous[noted] = signal.signal(noted, note)
@@ -65,3 +67,31 @@ def stop_signals() -> Iterator[list[int]]:
     finally:
         for noted, handler in previous.items():
             signal.signal(noted, handler)
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL to a process and all that it has started, torchrun's ranks for example; returns when none is left."""
+    tree = _stopped(pid)
+    for each in tree:
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+    while any(map(_is_running, tree)):
+        time.sleep(0.005)
+
+
+def _stopped(pid: int) -> list[int]:
+    """A process and its descendants, halted one by one so that none starts another before it is looked at."""
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]  # of every thread
+    except (ProcessLookupError, FileNotFoundError):  # it has ended meanwhile
+        return [pid]
+    return [pid, *(each for child in " ".join(lists).split() for each in _stopped(int(child)))]
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    return state not in "ZX"  # ended, and not asked about by its parent yet

@@ -20,7 +20,6 @@ import torch.distributed as dist
 
 from fasttrain.checkpoint import Checkpoint, list_checkpoints, newest_sound, set_aside
 from fasttrain.data import Batch, Skip
-from fasttrain.data.locate import locate
 from fasttrain.model import Decoder
 from fasttrain.runtime import Runtime
 from fasttrain.watch import Alarm
@@ -28,7 +27,6 @@ from fasttrain.watch import Alarm
 BEFORE = 2  # steps before the rise that are skipped too
 REPLAYED = 6  # steps of the skipped ones that are tried on the restored weights
 COMPARED = 3  # and of those before
-DOCUMENTS = 50  # that an incident names
 
 Read = Callable[[int], Sequence[Batch]]
 
@@ -95,18 +93,6 @@ def diagnose(model: Decoder, read: Read, skip: Skip, alarm: Alarm, runtime: Runt
     loss = losses[worst]
     is_data = not math.isfinite(loss) or loss - usual > max(rise / 2, 0.0)
     return Diagnosis(is_data=is_data, step=worst, loss=loss, usual=usual)
-
-
-def documents_of(run: Path, skip: Skip) -> list[str]:
-    """What the skipped steps consisted of, in short; all of it is what `fasttrain data locate` said before the skip."""
-    names: dict[str, None] = {}
-    for step in range(skip.step, skip.step + skip.steps):
-        for excerpt in locate(run, step):
-            prefix = f"{excerpt.component}: " if excerpt.component else ""
-            names[f"{prefix}{excerpt.source or f'document {excerpt.document}'}"] = None
-            if len(names) == DOCUMENTS:
-                return list(names)
-    return list(names)
 
 
 @torch.no_grad()

@@ -7,20 +7,17 @@ batches change in size, sequence or datasets goes on in each dataset where it wa
 
 from __future__ import annotations
 
-import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import torch.distributed as dist
-
-from fasttrain.checkpoint import Checkpoint, find, list_checkpoints, newest_sound
+from fasttrain.checkpoint import Checkpoint, find, list_checkpoints, newest_sound, published
 from fasttrain.config import Config, to_toml
 from fasttrain.data import Origin
 from fasttrain.runtime import Runtime
 
-FIXED = ("model.", "optim.kind")  # prefixes of settings that cannot change
+FIXED = ("model.", "optim.kind", "from_hf")  # prefixes of settings that cannot change
 FREE = ("model.dropout", "model.attention_dropout")  # but these can
 UNIMPORTANT = ("out", "resume")  # where a run is, and how it was started
 CONTENT = "content"  # of a dataset; no setting, but it may have changed
@@ -58,15 +55,16 @@ class Progress:
         return cls(**{**facts, "origin": Origin.of(facts["origin"])})
 
 
-def starting_point(settings: Config, runtime: Runtime) -> Checkpoint | None:
-    """The checkpoint that the run goes on from, verified."""
+def starting_point(settings: Config, runtime: Runtime, report: Callable[[str], None]) -> Checkpoint | None:
+    """The checkpoint that the run goes on from, verified; report() is told of those that are damaged."""
     own = settings.out / CHECKPOINTS
     existing = list_checkpoints(own)
     if settings.resume == "never":
-        if existing:
+        if published(own):
+            step = f"at step {existing[-1].step}" if existing else "whose checkpoints are damaged"
             raise ValueError(
-                f"{settings.out} holds a run at step {existing[-1].step}, and --resume is never; choose another "
-                "directory (--out), or --resume auto"
+                f"{settings.out} holds a run {step}, and --resume is never; choose another directory (--out), or "
+                "--resume auto"
             )
         return None
     if settings.resume != "auto":
@@ -76,12 +74,18 @@ def starting_point(settings: Config, runtime: Runtime) -> Checkpoint | None:
                 f"{settings.out} is at step {existing[-1].step}; to go on from step {chosen.step}, start another run "
                 f"from it: --resume {settings.resume} --out DIRECTORY"
             )
-        if not existing:  # otherwise this run began there before, and was interrupted
+        if not published(own):  # otherwise this run began there before, and was interrupted
             chosen.verify(runtime.files)
             return chosen
-    sound = newest_sound(own, runtime.files, report=_warn)
-    if existing and sound is None:
-        raise ValueError(f"no checkpoint in {own} is sound; start another run with --out, or copy a sound one there")
+    damaged: list[str] = []
+    sound = newest_sound(own, runtime.files, report=damaged.append)
+    if sound is None and published(own):  # readable or not: no new run is begun over them
+        raise ValueError(
+            f"no checkpoint in {own} is sound ({'; '.join(damaged)}); start another run with --out, or copy a sound "
+            "one there"
+        )
+    for text in damaged:
+        report(text)
     return sound
 
 
@@ -105,6 +109,8 @@ def changes(before: str, after: Config) -> list[Change]:
     """What differs between the settings of a checkpoint, as TOML, and those of now. Impossible ones are an error."""
     old, new = _flat(tomllib.loads(before)), _flat(tomllib.loads(to_toml(after)))
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key) and key not in UNIMPORTANT]
+    if after.from_hf is None and "from_hf" in keys:  # a run that has begun needs it no more
+        keys.remove("from_hf")
     found = [Change(key=key, before=old.get(key), after=new.get(key)) for key in keys]
     if impossible := [change for change in found if not change.is_possible]:
         raise ValueError(
@@ -146,8 +152,3 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def _warn(text: str) -> None:
-    if dist.get_rank() == 0:
-        print(f"warning: {text}", file=sys.stderr)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import time
 import uuid
@@ -80,7 +81,7 @@ def start(parallel: config.Parallel) -> Iterator[Runtime]:
     try:
         yield Runtime(
             device=device,
-            precision=_precision(parallel.precision, device),
+            precision=chosen_precision(parallel.precision, device),
             rank=rank,
             world=world,
             mesh=_mesh(device, world, parallel.replicas),
@@ -91,6 +92,19 @@ def start(parallel: config.Parallel) -> Iterator[Runtime]:
         dist.destroy_process_group()
 
 
+def who_is_silent(error: RuntimeError, runtime: Runtime) -> str:
+    """Which ranks died or hang, as far as this one can find out; empty if the error is another one."""
+    if runtime.world == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+        return ""
+    try:  # in a group of its own: that of the error is broken
+        dist.monitored_barrier(runtime.figures, timeout=_TO_ANSWER, wait_all_ranks=True)
+    except RuntimeError as silence:
+        if numbers := re.search(r"[Rr]anks? ([\d, ]*\d) failed to pass", str(silence)):
+            return f"rank {numbers[1]} died or does not answer"
+    return "a rank died, or did not answer in time (parallel.timeout)"
+
+
+_TO_ANSWER = timedelta(seconds=5)
 _ENVIRONMENT = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
 
 
@@ -111,7 +125,8 @@ def _device(asked: str, local: int) -> torch.device:
     return torch.device("cuda", local)
 
 
-def _precision(asked: str, device: torch.device) -> str:
+def chosen_precision(asked: str, device: torch.device) -> str:
+    """What parallel.precision means on a device."""
     if asked != "auto":
         return asked
     if device.type == "cpu":  # bf16 matmuls of CPUs without units for them take about 50 times as long

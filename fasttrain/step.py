@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,24 +23,38 @@ from fasttrain import config
 from fasttrain.data import IGNORED, Batch
 from fasttrain.metrics import Stopwatch
 from fasttrain.model import Decoder
-from fasttrain.optim import clip, leave_out_unless_finite
+from fasttrain.optim import gradient_norms, leave_out_unless_finite, scale_gradients
 from fasttrain.parallel import before_backward
 from fasttrain.runtime import Runtime
 
 
+class Figures(NamedTuple):
+    """What a step was like, over all ranks."""
+
+    loss: float
+    norm: float  # of all gradients, before clipping
+    block_norms: list[float]
+    tokens: int  # valid ones
+    stop: bool  # a rank was asked to end the run
+    unsaved: bool  # every rank knows that the last save failed
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What a step was like, over all ranks; to be read once the device has got there."""
+    """Figures that can be read once the device has got there."""
 
-    values: Tensor  # (4,) float64 on the host: mean loss, gradient norm, valid tokens, ranks that want to stop
+    values: Tensor  # (5 + blocks,) float64 on the host
     ready: torch.cuda.Event | None
+    world: int
 
-    def read(self) -> tuple[float, float, int, bool]:
-        """Loss, gradient norm before clipping, valid tokens, whether a rank wants to stop."""
+    def read(self) -> Figures:
         if self.ready is not None:
             self.ready.synchronize()
-        loss, norm, tokens, stop = self.values.tolist()
-        return loss, norm, int(tokens), stop > 0
+        loss, norm, tokens, stop, unsaved, *block_norms = self.values.tolist()
+        return Figures(
+            loss=loss, norm=norm, block_norms=block_norms, tokens=int(tokens), stop=stop > 0,
+            unsaved=unsaved == self.world,
+        )  # fmt: skip
 
 
 def run_step(
@@ -52,11 +67,12 @@ def run_step(
     runtime: Runtime,
     watch: Stopwatch,
     stop: bool,  # this rank was asked to end the run
+    unsaved: bool,  # this rank knows that the last save failed
 ) -> StepResult:
     """Update the model by one step."""
     # Counted on the host, before the copy: only the sum over ranks is the device's work.
     valid = sum(int((micro.targets != IGNORED).sum()) for micro in micro_batches)
-    totals = torch.tensor([valid, stop], dtype=torch.float64, device=runtime.device)
+    totals = torch.tensor([valid, stop, unsaved], dtype=torch.float64, device=runtime.device)
     dist.all_reduce(totals)
     watch.mark("wait")  # for the last rank to get here
     num_tokens = totals[0].to(torch.float32)
@@ -70,7 +86,8 @@ def run_step(
         watch.mark("backward")
         loss += mean.detach()
     scaler.unscale_(optimizer)
-    norm = clip(model.parameters(), settings.optim.clip)
+    norms = gradient_norms(model.parts())
+    norm = scale_gradients(model.parameters(), norms, settings.optim.clip)
     if not scaler.is_enabled():
         leave_out_unless_finite(optimizer, norm)
     scaler.step(optimizer)
@@ -79,7 +96,8 @@ def run_step(
     watch.mark("optimizer")
     loss = loss.to(torch.float64)
     dist.all_reduce(loss)
-    return _on_its_way(torch.stack([loss, norm.to(torch.float64), totals[0], totals[1]]))
+    values = torch.cat([torch.stack([loss, norm.to(torch.float64)]), totals, norms[:-1].to(torch.float64)])
+    return _on_its_way(values, runtime.world)
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
@@ -88,10 +106,10 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     torch.manual_seed(int.from_bytes(digest[:7]))
 
 
-def _on_its_way(values: Tensor) -> StepResult:
+def _on_its_way(values: Tensor, world: int) -> StepResult:
     if values.device.type == "cpu":
-        return StepResult(values=values, ready=None)
+        return StepResult(values=values, ready=None, world=world)
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
     ready = torch.cuda.Event()
     ready.record()
-    return StepResult(values=host, ready=ready)
+    return StepResult(values=host, ready=ready, world=world)

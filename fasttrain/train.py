@@ -6,6 +6,7 @@ runtime -> data -> model -> optimizer -> progress, new or from a checkpoint -> s
 from __future__ import annotations
 
 import contextlib
+import functools
 import platform
 import signal
 import sys
@@ -17,20 +18,24 @@ from typing import Any
 import torch
 
 import fasttrain
-from fasttrain.checkpoint import Checkpoint, Checkpoints, list_checkpoints, restore
-from fasttrain.config import Config, load, summary, to_toml
+from fasttrain.checkpoint import Checkpoint, Checkpoints, before_run, checkpoint_bytes, published, restore
+from fasttrain.config import STORED, Config, load, summary, to_toml
 from fasttrain.data import Batch, Batches, Prefetcher, Skip, TrainingData, training_data
 from fasttrain.data.history import Stretch, record, with_paths
 from fasttrain.data.lint.gate import suspicions
 from fasttrain.generate import continue_text
 from fasttrain.journal import Journal
-from fasttrain.metrics import Stopwatch
+from fasttrain.metrics import Stopwatch, device_name, last_step
 from fasttrain.model import Decoder, flops_per_token, num_parameters
 from fasttrain.optim import make_optimizer, make_scaler, set_learning_rate
 from fasttrain.parallel import compiles, distribute
+from fasttrain.plan.exact import Exact, at_start
+from fasttrain.pretrained import load_pretrained, tokenizer_doubts
 from fasttrain.process import alone_in, mistakes_without_traceback, stop_signals
+from fasttrain.profiling import Profiler
+from fasttrain.profiling import check as check_profile
 from fasttrain.recipes import RECIPES
-from fasttrain.recovery import diagnose, documents_of, give_up_after, last_good, skip_after
+from fasttrain.recovery import diagnose, give_up_after, last_good, skip_after
 from fasttrain.resume import (
     CHECKPOINTS,
     MOVES,
@@ -41,12 +46,16 @@ from fasttrain.resume import (
     origin_after,
     starting_point,
 )
-from fasttrain.runtime import Runtime, start
+from fasttrain.runtime import Runtime, start, who_is_silent
+from fasttrain.saving import Saves
 from fasttrain.step import run_step, seed_step
 from fasttrain.validation import HELD_OUT, ValidationSet, mean_score, validation_sets
-from fasttrain.watch import Alarm, Judges, before_run, checkpoint_bytes
+from fasttrain.watch import Alarm, Judges
 
-STOPPED = 3  # exit code of a run that its own judges have stopped
+# Exit codes; 0: finished, 1: an error of the program, 2: a mistake of the user's, 128 + n: saved and ended by signal n
+STOPPED = 3  # by its own judges
+UNSAVED = 4  # ended, and its last state is not saved
+LOST = 5  # another rank died, or does not answer
 
 
 @dataclass(kw_only=True)
@@ -62,12 +71,16 @@ class Run:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     progress: Progress
-    how_blocks_run: str
+    compiled: bool
+    why_not: str  # blocks are not compiled
     came_from: Path | None  # the checkpoint that it goes on from
+    damaged: list[str]  # what is wrong with newer ones
     changed: list[Change]  # against the settings of that checkpoint
     suspected: list[str]  # faults of the data
+    doubts: str  # whether data and pretrained weights belong together
     judges: Judges
-    stopped: str = ""  # why it ended before its last step
+    plan: Exact
+    stopped: str = ""  # by its judges, and why
 
     @property
     def has_lost_patience(self) -> bool:
@@ -112,6 +125,10 @@ class Run:
         if self.runtime.is_first:
             record(self.settings.out, self.stretch())
 
+    def save(self, checkpoints: Checkpoints, loss: float | None) -> None:
+        step, facts = self.progress.step, self.facts()
+        checkpoints.save(self.model, self.optimizer, self.scaler, step=step, facts=facts, loss=loss)
+
     def read(self, step: int) -> list[Batch]:
         """A rank's micro-batches of a step."""
         batch = self.batches.at(step)
@@ -121,7 +138,7 @@ class Run:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; its exit code: 0 finished, 1 the last save failed, 3 stopped by a spike, 128 + n by signal n."""
+    """The command; its exit code."""
     with mistakes_without_traceback():
         settings = load(sys.argv[1:] if argv is None else argv, RECIPES)
     with contextlib.ExitStack() as stack:
@@ -130,8 +147,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             stack.enter_context(alone_in(settings.out, is_first=runtime.is_first))
             run = prepare(settings, runtime)
             vocab = run.model.embedding.num_embeddings
-            journal = Journal(settings, runtime, run.progress, run.judges, vocab=vocab)
-        return train(run, journal)
+            journal = Journal(settings, runtime, run.progress, run.judges, vocab=vocab, compiled=run.compiled)
+        stack.callback(journal.abandon)
+        try:
+            return train(run, journal)
+        except RuntimeError as error:
+            if not (silent := who_is_silent(error, runtime)):
+                raise
+            journal.event(
+                run.progress.step, "lost rank", silent, action="ends the run", evidence=dict(error=str(error))
+            )
+            journal.close(LOST)
+            if not runtime.is_first:  # whose word may be missing
+                print(f"fasttrain.train: rank {runtime.rank}: {silent}", file=sys.stderr)
+            return LOST
 
 
 def prepare(settings: Config, runtime: Runtime) -> Run:
@@ -153,9 +182,13 @@ def prepare(settings: Config, runtime: Runtime) -> Run:
     scaler = make_scaler(runtime.precision, runtime.device)
     progress, changed = Progress(), []
     judges = Judges(settings, vocab=vocab, scaled=scaler.is_enabled())
-    checkpoint = starting_point(settings, runtime)
+    damaged: list[str] = []
+    checkpoint = starting_point(settings, runtime, report=damaged.append)
+    doubts = ""
     if checkpoint is None:
-        model.init_weights(settings.seed)
+        if settings.from_hf is not None:
+            doubts = tokenizer_doubts(settings.from_hf, data)
+        _give_initial_weights(model, settings)
     else:
         facts = checkpoint.facts
         changed = changes(facts["config"], settings) + changed_content(facts["datasets"], data.digests)
@@ -165,17 +198,22 @@ def prepare(settings: Config, runtime: Runtime) -> Run:
         if not any(change.key.startswith(MOVES) for change in changed):  # other batches have other noise
             judges.restore(facts["judges"])
     _check_room(settings, vocab)
+    check_profile(settings.log.profile, left=settings.batch.steps - progress.step)
     batches = _batches(settings, runtime, data, progress)
     if batches.end is not None and batches.end < settings.batch.steps:
         raise ValueError(
             f"data.mixture: every component has reached its epochs at step {batches.end} of {settings.batch.steps}; "
             "raise the epochs of one, or lower batch.steps"
         )
+    tokens_of = {name: float(len(dataset.split("train"))) for name, dataset in data.datasets.items()}
+    plan = at_start(settings, vocab=vocab, world=runtime.world, dataset=tokens_of)
+    if plan.contradictions and checkpoint is None:
+        raise ValueError("; ".join(plan.contradictions))
     return Run(
         settings=settings, runtime=runtime, data=data, batches=batches, model=model, optimizer=optimizer,
         validation=validation_sets(data, settings, runtime), scaler=scaler, progress=progress, changed=changed,
-        came_from=checkpoint.path if checkpoint else None, suspected=suspected, judges=judges,
-        how_blocks_run="compiled" if compiled else f"not compiled ({why})",
+        came_from=checkpoint.path if checkpoint else None, damaged=damaged, suspected=suspected, doubts=doubts,
+        judges=judges, compiled=compiled, why_not=why, plan=plan,
     )  # fmt: skip
 
 
@@ -188,50 +226,55 @@ def train(run: Run, journal: Journal) -> int:
         Prefetcher(run.read, ahead=settings.data.prefetch, stop=steps) as ahead,
         contextlib.closing(checkpoints),
         stop_signals() as signals,
+        Profiler(
+            settings.out / "profile", runtime, steps=settings.log.profile, first=run.progress.step, tell=journal.note
+        ) as profiler,
     ):
+        save = functools.partial(run.save, checkpoints)
+        saves = Saves(checkpoints, save, journal, runtime, signals, settings.checkpoint)
         _announce(run, journal)
         watch.mark("start")
         watch.lap()
         while (step := run.progress.step) < steps:
+            if profiler.begin_step():
+                watch.mark("profile")
             micro_batches = ahead.at(step)
             watch.mark("data")
             lr = set_learning_rate(run.optimizer, settings.optim, step, steps)
             seed_step(settings.seed, step, runtime.rank)
             result = run_step(
                 run.model, micro_batches, run.optimizer, run.scaler,
-                settings=settings, runtime=runtime, watch=watch, stop=bool(signals),
+                settings=settings, runtime=runtime, watch=watch, stop=bool(signals), unsaved=bool(saves.failed),
             )  # fmt: skip
             run.progress = run.progress.after_step(settings)
             epochs = {f"epoch/{name}" if name else "epoch": n for name, n in run.batches.epochs_at(step).items()}
-            journal.step(step, result, watch.lap(), lr=lr, data_wait=ahead.waited, **epochs)
+            profiler.lap(lap := watch.lap())
+            journal.step(step, result, lap, lr=lr, data_wait=ahead.waited, **epochs)
             watch.mark("record")
             loss = None
             if _due(step + 1, settings.validation.every, steps):
                 loss = _validate(run, journal)
                 watch.mark("validation")
-            saving = _due(step + 1, settings.checkpoint.every, steps)
-            if saving:
+            due = _due(step + 1, settings.checkpoint.every, steps)
+            if due:
                 journal.flush()  # the judges know all steps that the checkpoint has
             if run.judges.alarm and not journal.stop:
-                if not _see_to(run.judges.alarm, run, journal, checkpoints):
+                if not _see_to(run.judges.alarm, run, journal, saves):
                     break
                 ahead.forget()
                 if run.progress.step <= step:  # it went back
                     continue
             ending = journal.stop or run.has_lost_patience
-            if ending or saving:
-                checkpoints.save(run.model, run.optimizer, run.scaler, step=step + 1, facts=run.facts(), loss=loss)
-            for outcome in checkpoints.poll():
-                journal.save(outcome)
+            goes_on = saves.after_step(step, due=due or ending, loss=loss)
             watch.mark("checkpoint")
-            if ending:
+            if ending or not goes_on:
                 break
-        for outcome in checkpoints.close():
-            journal.save(outcome)
-    return _finish(run, journal, signals)
+        if not run.stopped:
+            saves.finish(run.progress.step - 1)
+    return _finish(run, journal, saves, signals)
 
 
-def _see_to(alarm: Alarm, run: Run, journal: Journal, checkpoints: Checkpoints) -> bool:
+def _see_to(alarm: Alarm, run: Run, journal: Journal, saves: Saves) -> bool:
     """Do about a spike what watch.spike says; whether the run goes on. All ranks do the same."""
     settings, done = run.settings, run.progress.step
     run.judges.alarm = None
@@ -243,29 +286,35 @@ def _see_to(alarm: Alarm, run: Run, journal: Journal, checkpoints: Checkpoints) 
         run.stopped = f"{spiked}, again after {run.progress.rollbacks} rollbacks (watch.rollbacks)"
     elif policy == "skip":
         skip = Skip(done, max(alarm.verdict.steps, 1))
+        documents = journal.documents_of(range(skip.step, skip.step + skip.steps))
         run.move(skip)
-        journal.event(done, "skip", f"goes on past the batches of the next {skip.steps} steps")
-    elif policy == "rollback" and not _roll_back(alarm, run, journal, checkpoints):
+        journal.event(
+            done, "skip", f"goes on past the batches of the next {skip.steps} steps",
+            action=f"skips {skip.steps} batches", documents=documents,
+            evidence=dict(skipped=list(skip), **alarm.verdict.facts()),
+        )  # fmt: skip
+    elif policy == "rollback" and not _roll_back(alarm, run, journal, saves):
         run.stopped = f"{spiked}, and no checkpoint is from before that; keep more of them (checkpoint.keep_last)"
     return not run.stopped
 
 
-def _roll_back(alarm: Alarm, run: Run, journal: Journal, checkpoints: Checkpoints) -> bool:
+def _roll_back(alarm: Alarm, run: Run, journal: Journal, saves: Saves) -> bool:
     """Whether there was a place to go back to."""
     settings, runtime, done = run.settings, run.runtime, run.progress.step
     directory, begins = settings.out / CHECKPOINTS, run.progress.origin.step
-    checkpoints.wait()
-    for outcome in checkpoints.poll():
-        journal.save(outcome)
-    good = last_good(directory, alarm, begins, runtime, report=journal.note)
+    saves.wait()
+    damaged: list[str] = []
+    good = last_good(directory, alarm, begins, runtime, report=damaged.append)
+    for text in damaged:
+        journal.event(done, "damaged checkpoint", text, action="goes back to an earlier one")
     if good is None and run.came_from is not None and run.came_from.parent != directory:
         good = Checkpoint.read(run.came_from)  # of another run
     if good is not None:
         facts = restore(good, run.model, run.optimizer, run.scaler, group=runtime.files)
         progress = replace(Progress.of(facts["progress"]), origin=run.progress.origin)
         judges = facts["judges"]
-    elif begins == 0 and not list_checkpoints(directory):  # nothing is lost but these steps
-        run.model.init_weights(settings.seed)
+    elif begins == 0 and not published(directory):  # nothing is lost but these steps
+        _give_initial_weights(run.model, settings)
         run.optimizer.state.clear()
         progress, judges = Progress(), Judges(settings, vocab=run.model.embedding.num_embeddings).state()
     else:
@@ -273,7 +322,7 @@ def _roll_back(alarm: Alarm, run: Run, journal: Journal, checkpoints: Checkpoint
     give_up_after(directory, progress.step, runtime)
     run.judges.restore(judges)
     skip = skip_after(alarm, restored=progress.step, done=done)
-    documents = documents_of(settings.out, skip) if runtime.is_first else []
+    documents = journal.documents_of(range(skip.step, skip.step + skip.steps))
     diagnosis = diagnose(run.model, run.read, skip, alarm, runtime, begins=begins)
     run.progress = replace(progress, rollbacks=run.progress.rollbacks + 1)
     run.move(skip)
@@ -282,10 +331,10 @@ def _roll_back(alarm: Alarm, run: Run, journal: Journal, checkpoints: Checkpoint
         alarm.step + 1, "rollback",
         f"goes back to {good.path if good else 'the initial weights'} and skips the batches of steps "
         f"{skip.step + 1} to {skip.step + skip.steps}; {diagnosis}",
-        evidence=alarm.verdict.facts(), diagnosis=asdict(diagnosis), skipped=list(skip), documents=documents,
+        action=f"goes back to step {progress.step}, skips {skip.steps} batches", documents=documents,
+        evidence=dict(diagnosis=asdict(diagnosis), skipped=list(skip), **alarm.verdict.facts()),
     )  # fmt: skip
-    # A process that starts again from here must know of the skip.
-    checkpoints.save(run.model, run.optimizer, run.scaler, step=progress.step, facts=run.facts(), loss=None)
+    saves.begin(done - 1, None)  # a process that starts again from here must know of the skip
     return True
 
 
@@ -316,9 +365,11 @@ def _vocab(settings: Config, data: TrainingData) -> int:
     needed = data.first.vocab
     vocab = settings.model.vocab or -(-needed // 64) * 64
     if vocab < needed:
+        remedy = "raise it, or leave it out"
+        if settings.from_hf is not None:
+            remedy = f"it is that of {settings.from_hf}: prepare the data with --tokenizer {settings.from_hf}"
         raise ValueError(
-            f"model.vocab ({vocab}) is smaller than the vocabulary of the data, {needed} ({data.first.path}); "
-            "raise it, or leave it out"
+            f"model.vocab ({vocab}) is smaller than the vocabulary of the data, {needed} ({data.first.path}); {remedy}"
         )
     return vocab
 
@@ -329,6 +380,14 @@ def _model(settings: Config, vocab: int, runtime: Runtime, *, compiled: bool) ->
         model = Decoder(settings.model, vocab=vocab, sequence=settings.data.sequence, z_loss=settings.optim.z_loss)
     distribute(model, settings.parallel, runtime, compiled=compiled)
     return model.to_empty(device=runtime.device)
+
+
+def _give_initial_weights(model: Decoder, settings: Config) -> None:
+    """Random ones, or those of the checkpoint that the run starts from."""
+    if settings.from_hf is None:
+        model.init_weights(settings.seed)
+    else:
+        load_pretrained(model, settings.from_hf)
 
 
 def _validate(run: Run, journal: Journal) -> float | None:
@@ -345,28 +404,32 @@ def _validate(run: Run, journal: Journal) -> float | None:
     return scores[HELD_OUT].loss
 
 
-def _finish(run: Run, journal: Journal, signals: list[int]) -> int:
+def _finish(run: Run, journal: Journal, saves: Saves, signals: list[int]) -> int:
     """Last words, and the exit code."""
     progress, steps = run.progress, run.settings.batch.steps
     journal.flush()
-    if journal.stop:
+    code = 0
+    if run.stopped:
+        code = STOPPED
+        text = f"stopped: {run.stopped}; nothing was saved since"
+        journal.event(progress.step, "stop", text, action="ends the run")
+    elif saves.failed:
+        code = UNSAVED
+        text = f"ended after {progress.step} of {steps} steps, of which the last is not saved: {saves.failed.error}"
+        journal.event(progress.step, "unsaved", text, action="ends the run")
+    elif journal.stop:
         code = 128 + (signals[0] if signals else signal.SIGTERM)
         text = f"stopped as asked, after {progress.step} of {steps} steps; the same command goes on from here"
-        journal.event(progress.step, "signal", text)
-    elif run.stopped:
-        code = STOPPED
-        journal.event(progress.step, "stop", f"stopped: {run.stopped}; nothing was saved since")
+        journal.event(progress.step, "signal", text, action="saved, ends the run", evidence=dict(signals=signals))
     elif progress.step < steps:
-        code = 0
         text = f"stopped: {progress.misses} validations in a row were not better than {progress.best_loss:.3f}"
-        journal.event(progress.step, "patience", text)
+        journal.event(progress.step, "patience", text, action="saved, ends the run")
     else:
-        code = 0
         _show_sample(run, journal)
-        journal.note(f"finished: {steps} steps, {progress.tokens:,} tokens; all of it is in {run.settings.out}")
-    if journal.failed_save:
-        code = 1
-        journal.note(f"error: step {progress.step} is not saved ({journal.failed_save.error})")
+        text = f"finished: {steps} steps, {progress.tokens:,} tokens; all of it is in {run.settings.out}"
+        journal.event(progress.step, "finish", text)
+        if run.settings.log.report:
+            journal.note(f"look at {run.settings.out / 'report.html'}")
     journal.close(code)
     return code
 
@@ -375,10 +438,7 @@ def _show_sample(run: Run, journal: Journal) -> None:
     settings, tokenizer, separator = run.settings.validation, run.data.tokenizer(), run.data.first.separator
     if not settings.sample or tokenizer is None or separator is None:
         return
-    text = continue_text(
-        run.model, tokenizer, separator, settings.sample,
-        tokens=settings.sample_tokens, device=run.runtime.device,
-    )  # fmt: skip
+    text = continue_text(run.model, tokenizer, separator, settings.sample, tokens=settings.sample_tokens)
     journal.sample(run.progress.step, text)
 
 
@@ -386,27 +446,40 @@ def _announce(run: Run, journal: Journal) -> None:
     """What is about to run: the effective configuration, where it starts, and what has changed."""
     settings, runtime, step = run.settings, run.runtime, run.progress.step
     if runtime.is_first:
-        (settings.out / "config.toml").write_text(to_toml(settings))
+        (settings.out / STORED).write_text(to_toml(settings))
         record(settings.out, run.stretch())
-    parameters = num_parameters(settings.model, run.model.embedding.num_embeddings)
-    for line in summary(settings):
+    for line in [*summary(settings), *run.plan.lines()]:
         journal.note(line)
     journal.note(
-        f"{parameters.total / 1e6:,.1f}M parameters ({parameters.non_embedding / 1e6:,.1f}M beside the embedding), "
-        f"{sum(run.batches.sizes) * settings.data.sequence / 1e6:,.1f}M tokens of data; "
         f"{runtime.world} rank{'s' * (runtime.world > 1)} on {runtime.device.type} in {runtime.precision}; blocks are "
-        f"{run.how_blocks_run}"
+        f"{'compiled' if run.compiled else f'not compiled ({run.why_not})'}"
     )
     for line in [*run.data.notes(), *_about_mixture(run)]:
         journal.note(line)
+    facts = dict(world=runtime.world, parameters=run.plan.parameters.total, hardware=device_name(runtime.device))
     if run.came_from is None:
-        journal.event(step, "start", f"a new run in {settings.out}", **run.facts()["versions"])
+        evidence = facts | run.facts()["versions"]
+        text = f"a new run in {settings.out}"
+        if settings.from_hf is not None:
+            text += f", with the weights of {settings.from_hf}"
+            evidence["from_hf"] = str(settings.from_hf.absolute())
+        journal.event(step, "start", text, evidence=evidence)
+        if run.doubts:
+            journal.event(step, "data", run.doubts, action="goes on")
     else:
-        journal.event(step, "resume", f"goes on from {run.came_from}", world=runtime.world)
+        lost = max(last_step(settings.out) - step, 0) if runtime.is_first else 0
+        text = f"goes on from {run.came_from}{f'; {lost} steps are done again' if lost else ''}"
+        evidence = facts | dict(lost_steps=lost)
+        journal.event(step, "resume", text, action=f"goes on from step {step}", evidence=evidence)
         for change in run.changed:
-            journal.event(step, "changed setting", str(change), key=change.key)
+            action = "takes effect from this step on"
+            journal.event(step, "changed setting", str(change), action=action, evidence=asdict(change))
+    for text in [*run.plan.contradictions, *run.plan.warnings]:
+        journal.event(step, "plan", text, action="goes on")
+    for text in run.damaged:
+        journal.event(step, "damaged checkpoint", text, action=f"goes on from {run.came_from} instead")
     for text in run.suspected:
-        journal.event(step, "data", text)
+        journal.event(step, "data", text, action="goes on, as data.lint says: warn")
     if step >= settings.batch.steps:
         journal.note(
             f"nothing is left to do: batch.steps is {settings.batch.steps}; raise it, or start another run: --run"

@@ -71,7 +71,7 @@ class ValidationSet:
         self._batches = Batches(
             stream,
             sequence=T,
-            sequences=-(-samples // together) * together,
+            sequences=together,  # one micro-batch of each rank: a set of any size is read a little at a time
             seed=0,
             document_mask=settings.data.document_mask,
             rank=runtime.rank,
@@ -98,13 +98,13 @@ class ValidationSet:
         return Score(loss=loss, accuracy=accuracy, tokens=int(tokens), bytes_per_token=self._bytes_per_token)
 
     def _micro_batches(self) -> Iterator[Batch]:
-        batch = self._batches.at(0)
-        first = self._runtime.rank * len(batch.samples)  # place of this rank's first sample
-        filling = max(0, first + len(batch.samples) - self._samples)
-        targets = batch.targets.clone()
-        targets[len(targets) - min(filling, len(targets)) :] = IGNORED
-        for micro in replace(batch, targets=targets).split(self._micro):
-            yield micro.to(self._runtime.device)
+        together = self._micro * self._runtime.world
+        for step in range(-(-self._samples // together)):
+            batch = self._batches.at(step)
+            first = step * together + self._runtime.rank * self._micro  # place of this rank's first sample
+            targets = batch.targets.clone()
+            targets[max(self._samples - first, 0) :] = IGNORED
+            yield replace(batch, targets=targets).to(self._runtime.device)
 
 
 def validation_sets(data: TrainingData, settings: config.Config, runtime: Runtime) -> dict[str, ValidationSet]:

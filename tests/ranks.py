@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 def run_ranks(worker: Callable[..., None], world: int, *args: Any, seconds: float = 120.0) -> None:
     """worker(*args) on every rank, in torchrun's environment; an error of one, or no end in time, fails the test."""
     mp.get_context("forkserver").set_forkserver_preload([__name__, "fasttrain.train", "torch._dynamo"])
-    port = _free_port()
+    port = free_port()
     context = mp.start_processes(
         _rank, (world, port, worker, args), nprocs=world, join=False, start_method="forkserver"
     )
@@ -35,7 +35,7 @@ def _rank(rank: int, world: int, port: int, worker: Callable[..., None], args: t
     worker(*args)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

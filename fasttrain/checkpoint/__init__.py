@@ -13,6 +13,7 @@ outcomes = saver.close()
 
 from fasttrain.checkpoint.published import Checkpoint, find, list_checkpoints, newest_sound, published
 from fasttrain.checkpoint.retention import set_aside
+from fasttrain.checkpoint.room import Room, before_run, checkpoint_bytes
 from fasttrain.checkpoint.saver import Checkpoints, Failed, Outcome, Saved
 from fasttrain.checkpoint.state import restore
 
@@ -21,7 +22,10 @@ __all__ = [
     "Checkpoints",
     "Failed",
     "Outcome",
+    "Room",
     "Saved",
+    "before_run",
+    "checkpoint_bytes",
     "find",
     "list_checkpoints",
     "newest_sound",

@@ -17,6 +17,7 @@ from fasttrain.checkpoint.ranks import on_first
 
 PARTIAL = "partial"  # in the hidden name of a directory that is being written
 DELETED = "deleted"  # and of one that is being deleted
+_ASIDE = "aside-"  # before the name of one that training went back from
 
 
 def expendable(checkpoints: list[Checkpoint], keep: config.Checkpoint) -> list[Checkpoint]:
@@ -47,7 +48,7 @@ def delete(path: Path) -> None:
 def clear_leftovers(directory: Path) -> None:
     """Delete what killed processes have left half written or half deleted."""
     for state in (PARTIAL, DELETED):
-        for path in directory.glob(f".step-*.{state}-*"):
+        for path in directory.glob(f".*step-*.{state}-*"):
             shutil.rmtree(path)
 
 
@@ -55,13 +56,19 @@ def set_aside(checkpoints: list[Checkpoint], group: dist.ProcessGroup | None) ->
     """Take checkpoints out of their run without deleting them, because training went back to an earlier one.
 
     Left where they are, they would be what a restart resumes from. They become aside-step-00000400-..., which find
-    still reads by that name; nothing deletes it. All ranks call this, while no save is running.
+    still reads by that name; they go when the run has no room for a new one. All ranks call this, while no save is
+    running.
     """
     on_first(group, lambda: _set_aside(checkpoints))
+
+
+def put_aside(directory: Path) -> list[Path]:
+    """What set_aside has left, by step."""
+    return sorted(directory.glob(f"{_ASIDE}step-*"))
 
 
 def _set_aside(checkpoints: list[Checkpoint]) -> None:
     for checkpoint in reversed(checkpoints):  # the last first: a kill in between leaves a course without gaps
         path = checkpoint.path
-        os.rename(path, path.parent / f"aside-{path.name}-{uuid.uuid4().hex[:8]}")
+        os.rename(path, path.parent / f"{_ASIDE}{path.name}-{uuid.uuid4().hex[:8]}")
         sync(path.parent)

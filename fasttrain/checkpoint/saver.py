@@ -1,16 +1,19 @@
 """Saving while training goes on.
 
     save():    wait for the former save, copy the state to host memory, return
-    a thread:  write under a hidden name, compare the disk with what was meant, write checkpoint.json, rename, prune
+    a thread:  make room, write under a hidden name, compare the disk with what was meant, write checkpoint.json,
+               rename, prune
     poll():    what has become of it
 
 Each step of the thread ends with an exchange between the threads of all ranks (ranks.py), over a process group that
 nothing else uses: collectives of two threads on one group would meet each other. Thus a save succeeds on all ranks, or
-fails on all, and nobody waits for a rank whose disk is full. A save that failed deletes nothing but its own directory.
+fails on all, and nobody waits for a rank whose disk is full. A save that failed deletes its own directory. Beside that,
+nothing goes before the new checkpoint is published but what had to go for want of room (room.py).
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import queue
@@ -31,6 +34,7 @@ from fasttrain.checkpoint import retention
 from fasttrain.checkpoint.files import File, sync
 from fasttrain.checkpoint.published import Checkpoint, directory_name, list_checkpoints, published
 from fasttrain.checkpoint.ranks import RanksFailed, on_first, rank_in, text_of, together
+from fasttrain.checkpoint.room import before_save, may_go
 from fasttrain.checkpoint.staging import Staging
 from fasttrain.checkpoint.state import captured, scale_of
 from fasttrain.checkpoint.writer import write
@@ -45,14 +49,16 @@ class Saved:
     seconds: float  # from the call to the publication
     bytes: int
     trouble: str  # why an old checkpoint could not be deleted; empty: none
+    pruned: tuple[str, ...] = ()  # names of those that had to go beforehand, for want of room
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """A save came to nothing; every checkpoint that there was is still there."""
+    """A save came to nothing. The newest checkpoint that there was is still there, and all that retention keeps."""
 
     step: int
     error: str  # names the ranks and what happened to them
+    pruned: tuple[str, ...] = ()  # as in Saved
 
 
 Outcome = Saved | Failed
@@ -72,6 +78,7 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, "checkpoint")  # not a daemon: a process that ends first finishes its save
         self._running: Future[None] | None = None
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._ran_out = False  # the last save found no room where the file system had promised it
         on_first(group, self._prepare_directory)
 
     def save(
@@ -140,10 +147,12 @@ class Checkpoints:
     def _save(self, content: Checkpoint, state: dict[str, Tensor] | Exception, start: float) -> None:
         """In the thread. Whatever happens becomes an outcome."""
         partial: Path | None = None
+        pruned: tuple[str, ...] = ()
         try:
             # A rank without a state says so now, before the others wait for its share of the writing
             together(self._group, lambda: _check_captured(state))
             assert isinstance(state, dict)
+            pruned = on_first(self._group, lambda: self._make_room(state, content.step))
             partial = on_first(self._group, lambda: self._new_directory(content.step))
             written = together(self._group, lambda: write(state, partial, self._group))
             files = tuple(file for theirs in written for file in theirs)
@@ -153,10 +162,26 @@ class Checkpoints:
             if partial and rank_in(self._group) == 0:
                 shutil.rmtree(partial, ignore_errors=True)
             text = str(error) if isinstance(error, RanksFailed) else text_of(error)
-            self._outcomes.put(Failed(step=content.step, error=text))
+            no_room = any(f"[Errno {number}]" in text for number in (errno.ENOSPC, errno.EDQUOT))
+            self._ran_out = no_room and partial is not None
+            self._outcomes.put(Failed(step=content.step, error=text, pruned=pruned))
             return
+        self._ran_out = False
         seconds = time.monotonic() - start
-        self._outcomes.put(Saved(step=content.step, path=path, seconds=seconds, bytes=content.bytes, trouble=trouble))
+        self._outcomes.put(
+            Saved(step=content.step, path=path, seconds=seconds, bytes=content.bytes, trouble=trouble, pruned=pruned)
+        )
+
+    def _make_room(self, state: dict[str, Tensor], step: int) -> tuple[str, ...]:
+        """On rank 0: delete what may go, if the checkpoint has no room otherwise; the names. Without hope, an error."""
+        size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())  # of DTensors, the whole
+        room = before_save(self._directory, self._settings, size=size, step=step)
+        if room.state == "not enough":
+            raise OSError(errno.ENOSPC, f"no room for the checkpoint: {room}")
+        going = may_go(self._directory, self._settings, step=step) if self._ran_out else room.prune
+        for path in going:
+            retention.delete(path)
+        return tuple(path.name for path in going)
 
     def _new_directory(self, step: int) -> Path:
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -60,11 +60,11 @@ def restore(
     All ranks of `group` call it. Checksums are not looked at again: newest_sound or checkpoint.verify have done that.
     """
     _check_optimizer(checkpoint, optimizer)
-    saved = _saved_tensors(checkpoint.path)
+    saved = saved_tensors(checkpoint.path)
     weights = _weights(model)
     _check_model(checkpoint, {name: tensor.shape for name, tensor in weights.items()}, saved)
     averages = {} if optimizer is None else _empty_averages(_parameters(model), saved)
-    _load(checkpoint, weights | averages, group)  # weights are the model's own: they are in place
+    load(checkpoint, weights | averages, group)  # weights are the model's own: they are in place
     if optimizer is not None:
         _set_averages(optimizer, _parameters(model), averages)
     if scaler is not None and scaler.is_enabled() and checkpoint.scaler:
@@ -85,7 +85,8 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _saved_tensors(path: Path) -> dict[str, TensorStorageMetadata]:
+def saved_tensors(path: Path) -> dict[str, TensorStorageMetadata]:
+    """What the checkpoint in a directory holds, by name."""
     return dcp.FileSystemReader(path).read_metadata().state_dict_metadata  # type: ignore[return-value]
 
 
@@ -105,14 +106,16 @@ def _empty_averages(parameters: dict[str, Tensor], saved: dict[str, TensorStorag
     return empty
 
 
-def _load(checkpoint: Checkpoint, state: dict[str, Any], group: dist.ProcessGroup | None) -> None:
-    def load() -> None:
+def load(checkpoint: Checkpoint, state: dict[str, Any], group: dist.ProcessGroup | None) -> None:
+    """Fill the tensors of a state with what was saved under their names. All ranks of `group` call it."""
+
+    def read() -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it should be without a group
             dcp.load(state, checkpoint_id=checkpoint.path, process_group=group, no_dist=group is None)
 
     try:
-        together(group, load)
+        together(group, read)
     except RanksFailed as error:
         raise RuntimeError(
             f"checkpoint: {checkpoint.path} could not be loaded ({error}); verify it, or resume from an earlier one"

@@ -72,4 +72,16 @@ def _plain_errors() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        raise Reason(text_of(error)) from None
+        raise Reason(text_of(_cause(error))) from None
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The system's error, if there is one behind this one.
+
+    After a write that failed, torch.save still finishes its archive, and what it says then ("unexpected pos 704 vs
+    598") hides that the disk is full.
+    """
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__cause__ or found.__context__
+    return found or error

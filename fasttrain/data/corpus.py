@@ -34,14 +34,19 @@ TRAINED_ON = 4  # the tokenizer sees every fourth document: all of them take 6x 
 
 def standard_library(cache: Path | None = None, *, sources: Path | None = None) -> Path:
     """The directory of the default dataset in `cache`, built if need be from the .py files below `sources`."""
-    cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fasttrain"
-    path = cache / f"stdlib-{platform.python_version()}-bpe{VOCAB}-v{RECIPE}"
+    path = standard_library_path(cache)
     if not path.exists():
         with _alone(path):  # the other processes of a run wait here, then find it
             if not path.exists():
                 with suppress(FileExistsError):  # without locks, others may be faster: what they made is the same
                     _build(path, sources or Path(sysconfig.get_path("stdlib")))
     return path
+
+
+def standard_library_path(cache: Path | None = None) -> Path:
+    """Where the default dataset is, or will be."""
+    cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fasttrain"
+    return cache / f"stdlib-{platform.python_version()}-bpe{VOCAB}-v{RECIPE}"
 
 
 def _build(path: Path, sources: Path) -> None:

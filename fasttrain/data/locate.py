@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -55,6 +55,18 @@ class Seen:
     sample: int
     start: int
     stop: int
+
+
+def documents_of(run: Path, steps: Iterable[int], most: int = 50) -> list[str]:
+    """What steps consisted of, in short: each document once, as far as `most` of them."""
+    names: dict[str, None] = {}
+    for step in steps:
+        for excerpt in locate(run, step):
+            prefix = f"{excerpt.component}: " if excerpt.component else ""
+            names[f"{prefix}{excerpt.source or f'document {excerpt.document}'}"] = None
+            if len(names) == most:
+                return list(names)
+    return list(names)
 
 
 def locate(run: Path, step: int) -> Iterator[Excerpt]:

@@ -2,15 +2,22 @@
 
     step 120/400 ━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ lr 2.4e-03  eta 1:12
     loss 3.214  norm 0.81  15.2k tok/s  MFU 41%  mem 0.9 GB  data 0.1%
+    loss ██▇▆▅▄▄▃▃▂▂▂▂▁▁▁
+    last incident: step 97: the loss spiked ...
 
 Validations and notes are lines that stay, above the live ones. The speed is that of the last steps (pace.py), so that
-neither compilation nor a hiccup decides about the time that is left; loss and norm are of this step alone.
+neither compilation nor a hiccup decides about the time that is left; loss and norm are of this step alone. The curve is
+the loss since the process started (sparkline.py).
+
+A terminal that is too narrow gets fewer figures. One that is gone, or a log on a full disk, costs lines, with one
+warning, and not the run.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 
 from rich.console import Console, Group
@@ -21,8 +28,14 @@ from rich.text import Text
 
 from fasttrain import config
 from fasttrain.metrics.pace import Pace
+from fasttrain.metrics.sparkline import Sparkline
 
 _REFRESH = 0.2  # seconds between drawings of the live view, each of which takes about 1 ms
+_BAR = 10  # columns that the progress bar has at least
+_CURVE = 60  # columns that the curve has at most
+_NEEDLESS = ("data", "norm", "mem", "MFU", "speed")  # what a narrow terminal goes without, in this order
+
+_logger = logging.getLogger(__name__)
 
 
 class Display:
@@ -38,19 +51,21 @@ class Display:
     ) -> None:
         self._console = console or Console()
         self._steps, self._every, self._silent = steps, log.every, rank != 0
-        self._pace = Pace()
+        self._pace, self._losses, self._incident = Pace(), Sparkline(), ""
         self._live: Live | None = None
         self._drawn = 0.0
+        self._warned = False
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """The figures of a step, the first of a run being 1, as the recorder gets them."""
         if self._silent:
             return
         self._pace.add(values)
+        self._losses.add(values["loss"])
         last = step == self._steps
         if self._console.is_interactive:
             if last or monotonic() - self._drawn >= _REFRESH:
-                self._draw(step, values)
+                self._safely(lambda: self._draw(step, values))
         elif last or step % self._every == 0:
             self._print(self._line(step, values))
 
@@ -68,10 +83,15 @@ class Display:
         if not self._silent:
             self._print(text)
 
+    def incident(self, text: str) -> None:
+        """A line that stays, and that the live view repeats until the next one."""
+        self._incident = " ".join(text.split())
+        self.note(text)
+
     def close(self) -> None:
         if self._live:
-            self._live.stop()
-            self._live = None
+            live, self._live = self._live, None
+            self._safely(live.stop)
 
     def __enter__(self) -> Display:
         return self
@@ -80,31 +100,57 @@ class Display:
         self.close()
 
     def _print(self, text: str) -> None:
+        encoding = self._console.encoding
+        text = text.encode(encoding, "replace").decode(encoding)  # a sample may have any character
         if self._live:
-            self._console.print(Text(text), soft_wrap=True)
-        else:
-            print(text, file=self._console.file, flush=True)  # 20 times cheaper than through rich
+            self._safely(lambda: self._console.print(Text(text), soft_wrap=True))
+        else:  # 20 times cheaper than through rich
+            self._safely(lambda: print(text, file=self._console.file, flush=True))
+
+    def _safely(self, write: Callable[[], None]) -> None:
+        """The run goes on if what it says cannot be written."""
+        try:
+            write()
+        except OSError as error:
+            if not self._warned:
+                _logger.warning("display: cannot write: %s; lines are lost until it can", error.strerror or error)
+                self._warned = True
 
     def _draw(self, step: int, values: Mapping[str, float]) -> None:
         if self._live is None:
             # Drawn by hand: a thread that does would run beside the training step.
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
+            self._console.show_cursor(True)  # whoever is killed cannot do it later
         self._live.update(self._view(step, values), refresh=True)
         self._drawn = monotonic()
 
     def _view(self, step: int, values: Mapping[str, float]) -> Group:
+        columns = self._console.width
         shown = {name: text.strip() for name, text in self._figures(step, values).items()}
-        top = Table.grid(padding=(0, 1), expand=True)
-        top.add_column(no_wrap=True)
-        top.add_column(ratio=1)
-        top.add_column(no_wrap=True)
-        top.add_row(
-            Text(f"step {self._count(step).strip()}"),
-            ProgressBar(total=self._steps, completed=step),
-            Text(f"lr {shown.pop('lr')}  eta {shown.pop('eta')}"),
-        )
-        return Group(top, Text(_joined(shown), no_wrap=True, overflow="ellipsis"))
+        count, lr, eta = f"step {self._count(step).strip()}", f"lr {shown.pop('lr')}  ", f"eta {shown.pop('eta')}"
+        if len(f"{count}  {lr}{eta}") + _BAR > columns:
+            lr = ""
+        lines: list[Table | Text] = [Text(f"{count} {eta}")]
+        if len(f"{count}  {eta}") + _BAR <= columns:
+            top = Table.grid(padding=(0, 1), expand=True)
+            top.add_column(no_wrap=True)
+            top.add_column(ratio=1)
+            top.add_column(no_wrap=True)
+            top.add_row(Text(count), ProgressBar(total=self._steps, completed=step), Text(f"{lr}{eta}"))
+            lines = [top]
+        for name in _NEEDLESS:
+            if len(_joined(shown)) > columns:
+                del shown[name]
+        lines.append(Text(_joined(shown)))
+        if not self._console.options.ascii_only and (curve := self._losses.text(min(columns, _CURVE) - len("loss "))):
+            lines.append(Text(f"loss {curve}"))
+        if self._incident:
+            lines.append(Text(f"last incident: {self._incident}"))
+        for line in lines:
+            if isinstance(line, Text):
+                line.no_wrap, line.overflow = True, "crop" if self._console.options.ascii_only else "ellipsis"
+        return Group(*lines)
 
     def _line(self, step: int, values: Mapping[str, float]) -> str:
         return f"step {self._count(step)}  {_joined(self._figures(step, values))}"

@@ -4,20 +4,21 @@ Model FLOPs utilisation is what a step has to compute, over what the device coul
 
     MFU = tokens per second of the run * flops_per_token / (number of ranks * peak_flops)
 
-The peak of a known GPU is its vendor's figure for dense matrices, as published MFUs have it. Sparse figures, which data
-sheets print first, are twice that and nothing that trains reaches them. Any other device is measured.
+The peak of a known GPU (gpus.toml) is its vendor's figure for dense matrices, as published MFUs have it. Sparse
+figures, which data sheets print first, are twice that and nothing that trains reaches them. Any other device is
+measured.
 """
 
 from __future__ import annotations
 
-import re
+import platform
 import resource
 import sys
 from time import perf_counter
-from typing import NamedTuple
 
 import torch
 
+from fasttrain.gpus import gpu_of_device
 from fasttrain.metrics.stopwatch import Stopwatch
 
 _SECONDS = 0.3  # of measuring
@@ -28,60 +29,16 @@ _ENOUGH = 0.03
 _SMALLEST, _LARGEST = 256, {"cpu": 2048, "cuda": 8192}
 
 
-class Rates(NamedTuple):
-    """Dense products, in TFLOP/s."""
-
-    half: float  # bf16 and fp16, accumulated in fp32
-    tf32: float
-    fp32: float
-
-
-# By words of the device's name: the first row all of whose words are in it. Where a data sheet gives a figure "with
-# sparsity" only, half of it; where it is of a board or superchip, that of one GPU.
-_RATES = {
-    # NVIDIA GB200 NVL72 and HGX B200 data sheets
-    "GB200": Rates(2500, 1250, 80),
-    "B200": Rates(2250, 1125, 75),
-    # NVIDIA H200 data sheet
-    "H200 NVL": Rates(835.5, 417.5, 60),
-    "H200": Rates(989.5, 494.5, 67),
-    # NVIDIA H100 data sheets; HBM3 is in the name of the SXM module only
-    "H100 NVL": Rates(835.5, 417.5, 60),
-    "H100 PCIe": Rates(756, 378, 51),
-    "H100 HBM3": Rates(989.5, 494.5, 67),
-    # NVIDIA GH200 data sheet
-    "GH200": Rates(990, 494, 67),
-    # NVIDIA A100, A10 and RTX A6000 data sheets
-    "A100": Rates(312, 156, 19.5),
-    "A10": Rates(125, 62.5, 31.2),
-    "A6000": Rates(154.8, 77.4, 38.7),
-    # NVIDIA L4, L40, L40S and RTX 6000 Ada data sheets
-    "L4": Rates(121, 60, 30.3),
-    "L40": Rates(181, 90.5, 90.5),
-    "L40S": Rates(362, 183, 91.6),
-    "6000 Ada": Rates(364.2, 182.1, 91.1),
-    # NVIDIA's GA102, Ada and RTX Blackwell architecture white papers: GeForce cards accumulate in fp32 at half the rate
-    # that is advertised, which is with fp16
-    "RTX 3090": Rates(71, 35.6, 35.6),
-    "RTX 4090": Rates(165.2, 82.6, 82.6),
-    "RTX 5090": Rates(209.5, 104.8, 104.8),
-    # AMD Instinct MI300X and MI325X data sheets
-    "MI300X": Rates(1307.4, 653.7, 163.4),
-    "MI325X": Rates(1307.4, 653.7, 163.4),
-}
-_OTHER_CARDS = {"MIG", "Laptop", "Ti", "D", "SUPER"}  # with one of these in its name, a GPU is not the one of the table
-
-
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of matrix products on one device: its vendor's figure, or measured in a third of a second."""
-    rates = _rates(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    if rates is None:
+    gpu = gpu_of_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    if gpu is None:
         return _measured(device, dtype)
     if dtype in (torch.bfloat16, torch.float16):
-        return rates.half * 1e12
+        return gpu.half
     if dtype == torch.float32:
         # Not torch.get_float32_matmul_precision: it raises where the precision was set by this newer name.
-        return (rates.tf32 if torch.backends.cuda.matmul.fp32_precision == "tf32" else rates.fp32) * 1e12
+        return gpu.tf32 if torch.backends.cuda.matmul.fp32_precision == "tf32" else gpu.fp32
     raise ValueError(f"peak_flops: there is no rate of {dtype}; use torch.bfloat16, torch.float16 or torch.float32")
 
 
@@ -93,11 +50,21 @@ def used_memory(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts kilobytes
 
 
-def _rates(name: str) -> Rates | None:
-    words = set(re.split(r"\W+", name))
-    if words & _OTHER_CARDS:
-        return None
-    return next((rates for key, rates in _RATES.items() if set(key.split()) <= words), None)
+def device_name(device: torch.device) -> str:
+    """Of the GPU, or of the processor as Linux knows it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        with open("/proc/cpuinfo") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:  # another system
+        names = []
+    return names[0] if names else platform.machine()
+
+
+def device_memory(device: torch.device) -> int:
+    """Bytes that a GPU has; 0 on a CPU, which others use too."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
 def _measured(device: torch.device, dtype: torch.dtype) -> float:

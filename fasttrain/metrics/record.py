@@ -10,10 +10,10 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 from fasttrain import config
-from fasttrain.metrics.jsonl import JsonLines
+from fasttrain.metrics.jsonl import Event, JsonLines
 from fasttrain.metrics.tensorboard import TensorBoard
 from fasttrain.metrics.weights_and_biases import WeightsAndBiases
 
@@ -25,7 +25,7 @@ class Sink(Protocol):
 
     def step(self, step: int, values: Mapping[str, float]) -> None: ...
     def validation(self, step: int, name: str, values: Mapping[str, float]) -> None: ...
-    def event(self, step: int, kind: str, text: str, facts: Mapping[str, Any]) -> None: ...
+    def event(self, event: Event) -> None: ...
     def close(self, exit_code: int) -> None: ...
 
 
@@ -57,9 +57,9 @@ class Recorder:
         """The figures of the validation set `name` after a step."""
         self._each("validation", step, name, values)
 
-    def event(self, step: int, kind: str, text: str, **facts: Any) -> None:
-        """Something that happened: a sentence for people, and facts, which have to be JSON."""
-        self._each("event", step, kind, text, facts)
+    def event(self, event: Event) -> None:
+        """Something that happened."""
+        self._each("event", event)
 
     def close(self, exit_code: int = 0) -> None:
         """exit_code: other than 0, W&B shows the run as failed."""

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fasttrain.metrics.jsonl import Event
+
 _QUEUE = 1000  # events that may wait for the disk before the loop does
 _FLUSH = 10  # seconds: what a kill can lose, and how far behind the charts are
 
@@ -39,9 +41,14 @@ class TensorBoard:
     def validation(self, step: int, name: str, values: Mapping[str, float]) -> None:
         self._add(step, {f"validation/{name}/{key}": value for key, value in values.items()})
 
-    def event(self, step: int, kind: str, text: str, facts: Mapping[str, Any]) -> None:
+    def event(self, event: Event) -> None:
+        """A mark among the curves, at its step, and its text."""
+        documents = {"documents": list(event.documents)} if event.documents else {}
+        facts = {"action": event.action or "none", **event.evidence, **documents}
         details = "".join(f"\n- {name}: {json.dumps(fact)}" for name, fact in facts.items())
-        self._writer.add_text(f"incidents/{kind}", f"{text}\n{details}", step)
+        tag = f"incidents/{event.kind}"
+        self._add(event.step, {tag: 1.0})
+        self._writer.add_text(tag, f"{event.text}\n{details}", event.step)
         self._writer.flush()
 
     def _add(self, step: int, tags: Mapping[str, float]) -> None:

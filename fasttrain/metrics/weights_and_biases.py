@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fasttrain.metrics.jsonl import Event
+
 
 class WeightsAndBiases:
     """The sink of a W&B project. WANDB_MODE=offline and the other variables of W&B work as ever."""
@@ -44,8 +46,9 @@ class WeightsAndBiases:
     def validation(self, step: int, name: str, values: Mapping[str, float]) -> None:
         self._run.log({"step": step, **{f"validation/{name}/{key}": value for key, value in values.items()}})
 
-    def event(self, step: int, kind: str, text: str, facts: Mapping[str, Any]) -> None:
-        self._run.alert(title=f"{kind} at step {step}", text=text)
+    def event(self, event: Event) -> None:
+        action = f"; {event.action}" if event.action else ""
+        self._run.alert(title=f"{event.kind} at step {event.step}", text=f"{event.text}{action}")
 
     def close(self, exit_code: int) -> None:
         self._run.finish(exit_code=exit_code)

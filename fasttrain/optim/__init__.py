@@ -6,24 +6,34 @@ for step in ...:
     set_learning_rate(optimizer, optim, step, steps)
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
-    norm = clip(model.parameters(), optim.clip)
+    norm = clip(model.parameters(), optim.clip)         # or gradient_norms and scale_gradients, for norms by part
     leave_out_unless_finite(optimizer, norm)            # not with fp16: its scaler does
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
 """
 
+from fasttrain.optim.gradients import gradient_norms
 from fasttrain.optim.muon import Muon, orthogonalise
-from fasttrain.optim.optimizer import clip, leave_out_unless_finite, make_optimizer, make_scaler, set_learning_rate
+from fasttrain.optim.optimizer import (
+    clip,
+    leave_out_unless_finite,
+    make_optimizer,
+    make_scaler,
+    scale_gradients,
+    set_learning_rate,
+)
 from fasttrain.optim.schedule import learning_rate
 
 __all__ = [
     "Muon",
     "clip",
+    "gradient_norms",
     "learning_rate",
     "leave_out_unless_finite",
     "make_optimizer",
     "make_scaler",
     "orthogonalise",
+    "scale_gradients",
     "set_learning_rate",
 ]

@@ -1,4 +1,4 @@
-"""What a run looks out for: spikes, slow-downs, a full disk, defects. docs/watch.md explains all of it.
+"""What a run looks out for: spikes, slow-downs, defects. docs/watch.md explains all of it.
 
 Everything here only judges. Each judge takes the figures of a step, says what is new, and leaves acting to the trainer:
 
@@ -9,11 +9,9 @@ if judges.alarm:
     ...
 """
 
-from fasttrain.watch.disk import Room, before_run, before_save, checkpoint_bytes
 from fasttrain.watch.exchange import EVERY, Exchange, Medians, probe, slowest
-from fasttrain.watch.gradients import block_norms
 from fasttrain.watch.judges import Alarm, Incident, Judges
-from fasttrain.watch.mfu import LOW, Cause, Facts, explain
+from fasttrain.watch.mfu import LOW, Cause, Facts, Utilisation, explain
 from fasttrain.watch.sanity import Blocks, Envelope, Outside, SickBlock, first_loss_suspicion
 from fasttrain.watch.slowdown import WAIT, Slowdown, SlowdownDetector
 from fasttrain.watch.speed import Speed
@@ -33,17 +31,13 @@ __all__ = [
     "Judges",
     "Medians",
     "Outside",
-    "Room",
     "SickBlock",
     "Slowdown",
     "SlowdownDetector",
     "Speed",
     "SpikeDetector",
+    "Utilisation",
     "Verdict",
-    "before_run",
-    "before_save",
-    "block_norms",
-    "checkpoint_bytes",
     "explain",
     "first_loss_suspicion",
     "probe",

@@ -8,15 +8,16 @@ for what to try first. What all causes together do not explain is said too.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from statistics import median
 
 from fasttrain import config
 
 LOW = 0.3  # MFU below which an explanation is due
 
 _WORTH = 0.05  # share of a step from which a cause is worth telling
-# Rules of thumb. Seconds of the host for a block's forward pass of about ten fused ops, compiled and not:
-_LAUNCHING = {True: 60e-6, False: 200e-6}
+# Rules of thumb. Seconds of the host for calling the ops of a block's forward pass, compiled and not:
+_LAUNCHING = {("cuda", True): 60e-6, ("cuda", False): 200e-6, ("cpu", True): 150e-6, ("cpu", False): 400e-6}
 _RECOMPUTED = {"none": 0.0, "selective": 0.05, "full": 0.25}  # share of a step: a second forward is 1 of 4 parts
 _IDEAL = 0.55  # MFU that a large, well-fed model reaches: what remains is not worth explaining
 
@@ -38,9 +39,9 @@ class Facts:
     """What is known of a run: its settings, what it runs on, and the medians of some of its steps."""
 
     settings: config.Config
-    mfu: float
-    seconds: float  # of a step
-    split: Mapping[str, float]  # seconds by part
+    mfu: float = 0.0
+    seconds: float = 0.0  # of a step
+    split: Mapping[str, float] = field(default_factory=dict)  # seconds by part
     parameters: int  # of a block
     peak: float  # FLOP/s of a device
     device: str  # cpu or cuda
@@ -62,6 +63,32 @@ class Facts:
 
     def share(self, *parts: str) -> float:
         return sum(self.split.get(part, 0.0) for part in parts) / self.seconds
+
+
+class Utilisation:
+    """observe() every step: once a process has found its pace, what its MFU is lost to, if it is low."""
+
+    FIRST, STEPS = 10, 40  # steps that are not looked at, and steps whose medians are
+
+    def __init__(self, facts: Facts) -> None:
+        """facts: with everything but what is measured."""
+        self._facts, self._splits, self._mfus = facts, list[Mapping[str, float]](), list[float]()
+
+    def observe(
+        self, mfu: float, split: Mapping[str, float], *, memory: float, sensors: Mapping[str, float]
+    ) -> list[Cause]:
+        """Causes, largest first: after so many steps, and never again. split: without what is beside the step."""
+        if len(self._mfus) == self.FIRST + self.STEPS:
+            return []
+        self._mfus.append(mfu)
+        self._splits.append(split)
+        if len(self._mfus) < self.FIRST + self.STEPS:
+            return []
+        splits = self._splits[self.FIRST :]
+        parts = {part: median(step.get(part, 0.0) for step in splits) for part in splits[-1]}
+        seconds = median(sum(step.values()) for step in splits)
+        usual = median(self._mfus[self.FIRST :])
+        return explain(replace(self._facts, mfu=usual, seconds=seconds, split=parts, memory=memory, sensors=sensors))
 
 
 def explain(facts: Facts) -> list[Cause]:
@@ -106,17 +133,15 @@ def _optimizer(facts: Facts) -> Cause | None:
 
 def _launches(facts: Facts) -> Cause | None:
     """Small matrices: the device waits for the next kernel longer than it computes."""
-    if facts.device == "cpu":
-        return None
     ideal = 2 * facts.parameters * facts.tokens / facts.peak
-    launching = _LAUNCHING[facts.compiled]
+    launching = _LAUNCHING[facts.device, facts.compiled]
     share = max(launching - ideal, 0.0) / max(launching, ideal)
     room = f", and {1 - facts.memory:.0%} of the memory is free" if facts.memory else ""
     compiling = "" if facts.compiled else " and set parallel.compile to on"
     return Cause(
         share=share,
         evidence=(
-            f"launching kernels: a block's forward pass over {facts.tokens:,} tokens is {ideal * 1e6:,.0f} us of work "
+            f"calling ops: a block's forward pass over {facts.tokens:,} tokens is {ideal * 1e6:,.0f} us of work "
             f"at hidden {facts.settings.model.hidden}{room} (estimate)"
         ),
         remedy=f"raise batch.micro{compiling}",

@@ -46,6 +46,17 @@ def first_loss_suspicion(loss: float, model: config.Model, vocab: int, z_loss: f
     )
 
 
+def pretrained_loss_suspicion(loss: float, vocab: int, name: str) -> str:
+    """What is wrong with the first loss of weights that were trained before; empty if nothing is."""
+    guess = math.log(vocab)
+    if loss <= (1 + FIRST_LOSS) * guess:
+        return ""
+    return (
+        f"the first loss is {loss:.3f}, and a guess among {vocab} tokens has {guess:.3f}: the weights of {name} know "
+        "nothing about this data; was it prepared with their tokenizer?"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outside:
     """The loss is where it should not be."""
@@ -136,6 +147,8 @@ class Blocks:
 
     def observe(self, norms: Sequence[float]) -> list[SickBlock]:
         """What is new; `norms` by block."""
+        if len(norms) < 2:  # nothing to compare with
+            return []
         middle = sorted(norms)[len(norms) // 2]
         if not math.isfinite(sum(norms)) or middle == 0:  # not a matter of single blocks
             return []

@@ -50,6 +50,14 @@ def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+def assert_same_gradients(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """But for float32's rounding, which is relative to a whole gradient: its elements are sums that may cancel."""
+    assert got.keys() == expected.keys()
+    for name, gradient in expected.items():
+        error = (got[name] - gradient).norm() / gradient.norm()
+        assert error < 4e-6, f"{name}: {error:.1e}"
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_loss_and_gradients_are_those_of_transformers(name):
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -71,7 +79,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers(name):
     loss.loss_sum.backward()
     torch.testing.assert_close(loss.loss_sum, expected, rtol=1e-6, atol=0)
     assert loss.num_tokens == tokens.numel() - 5
-    torch.testing.assert_close(to_huggingface(gradients(ours), model), gradients(theirs), rtol=1e-4, atol=1e-5)
+    assert_same_gradients(to_huggingface(gradients(ours), model), gradients(theirs))
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -97,7 +105,7 @@ def test_packed_documents_are_documents_one_by_one():
     total.backward()
     torch.testing.assert_close(packed.loss_sum, total)
     assert packed.num_tokens == sum(loss.num_tokens for loss in single)
-    torch.testing.assert_close(got, gradients(model), rtol=1e-4, atol=1e-5)
+    assert_same_gradients(got, gradients(model))
 
 
 def test_stats_and_z_loss():
@@ -225,7 +233,7 @@ def test_blocks_compile_to_one_graph_for_all_steps(documents):
             for loss in losses:
                 loss.backward()
             torch.testing.assert_close(losses[1], losses[0])
-    torch.testing.assert_close(gradients(compiled), gradients(eager), rtol=1e-4, atol=1e-5)
+    assert_same_gradients(gradients(compiled), gradients(eager))
 
 
 @pytest.mark.parametrize("kernels", [False, True])

@@ -29,6 +29,7 @@ from fasttrain.model import Decoder
 from fasttrain.optim import (
     Muon,
     clip,
+    gradient_norms,
     learning_rate,
     leave_out_unless_finite,
     make_optimizer,
@@ -432,6 +433,14 @@ def test_the_norm_of_many_elements_is_exact() -> None:
     weight = nn.Parameter(torch.zeros(20_000, 384))
     weight.grad = torch.randn_like(weight).mul_(3).add_(1)
     assert clip([weight], 0.0).item() == pytest.approx(weight.grad.double().norm().item(), rel=1e-6)
+
+
+def test_norms_by_parts() -> None:
+    parts = [nn.Linear(5, 7), nn.Linear(7, 3), nn.Linear(2, 2)]  # the last one gets no gradient
+    parts[1](parts[0](torch.randn(4, 5))).square().sum().backward()
+    squares = [sum(float(p.grad.square().sum()) for p in part.parameters() if p.grad is not None) for part in parts]
+    found = gradient_norms([part.parameters() for part in parts])
+    torch.testing.assert_close(found, torch.tensor(squares).sqrt())
 
 
 def test_clip_without_any_gradient_is_zero() -> None:

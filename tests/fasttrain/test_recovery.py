@@ -73,12 +73,24 @@ def test_a_poisoned_stretch_is_found_and_left_out(rolled_back):
     assert "goes back to" in back["text"]
     assert "step-00000060" in back["text"]
     assert "bad data: the batch of step" in back["text"]
-    first, count = back["skipped"]
+    first, count = back["evidence"]["skipped"]
     assert first + count == spike["step"] + 1  # the step after it was under way when it was judged
     assert 66 <= first <= 70
     assert 10 < len(back["documents"]) <= 50
     assert [line["step"] for line in read_metrics(rolled_back)] == list(range(1, 91))
     assert stretches(rolled_back)[-1].origin.skips[0] == Skip(first, count)
+
+
+def test_every_incident_says_when_what_why_and_what_was_done(rolled_back):
+    lines = list(map(json.loads, (rolled_back / "incidents.jsonl").read_text().splitlines()))
+    assert {"start", "spike", "rollback", "finish"} <= {line["kind"] for line in lines}
+    for line in lines:
+        assert {"step", "time", "tokens", "kind", "text", "action", "evidence", "documents"} <= set(line)
+        assert line["tokens"] == line["step"] * 8 * 32
+    (spike,) = incidents(rolled_back, "spike")
+    assert spike["action"] == "as watch.spike says: rollback"
+    assert spike["documents"]
+    assert spike["evidence"]["value"] > spike["evidence"]["expected"]
 
 
 def test_after_a_rollback_a_run_is_as_if_it_never_had_the_batches(tmp_path, rolled_back):
@@ -169,7 +181,7 @@ def test_three_in_a_row_are_rolled_back(tmp_path, world):
     (back,) = incidents(tmp_path, "rollback")
     assert "step-00000010" in back["text"]
     assert "bad data" in back["text"]
-    assert back["skipped"] == [10, 5]
+    assert back["evidence"]["skipped"] == [10, 5]
     assert all(math.isfinite(line["loss"]) for line in read_metrics(tmp_path))
 
 
@@ -195,7 +207,7 @@ def test_a_checkpoint_from_just_before_the_rise_is_better_than_none(tmp_path):
     with poisoned(range(70, 75)):
         assert train(tmp_path, *few) == 0
     assert "goes back to" in incidents(tmp_path, "rollback")[0]["text"]
-    assert incidents(tmp_path, "rollback")[0]["skipped"][0] == 70
+    assert incidents(tmp_path, "rollback")[0]["evidence"]["skipped"][0] == 70
 
 
 def test_a_run_that_began_at_another_runs_checkpoint_goes_back_there(tmp_path):

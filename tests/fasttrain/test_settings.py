@@ -109,11 +109,13 @@ VALUES: dict[str, Any] = {
     "validation.sample_tokens": 5,
     "log.every": 2,
     "log.tensorboard": True,
+    "log.report": False,
     "log.wandb": "a-project",
 }
-ELSEWHERE = {  # tests of their own below, and in test_recovery.py and test_slowdowns.py
+ELSEWHERE = {  # tests of their own below, and in test_recovery.py, test_saving.py and test_slowdowns.py
     "out", "resume", "data.path", "data.mixture", "data.tokenizer", "data.vocab", "data.separator", "data.lint",
     "validation.sets",
+    "checkpoint.retries", "checkpoint.unsaved",
     "watch.spike", "watch.rollbacks", "watch.first", "watch.envelope", "watch.slowdown",
 }  # fmt: skip
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +11,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch._inductor.exc import InvalidCxxCompiler
 
 import fasttrain.model
@@ -31,57 +25,9 @@ from fasttrain.data.order import samples_of_run
 from fasttrain.metrics import read_metrics, read_validations
 from fasttrain.model import Decoder
 from fasttrain.parallel import distribute
-from fasttrain.process import alone_in
 from fasttrain.runtime import start
 from fasttrain.train import Run, main
-from tests.ranks import run_ranks
-
-SMALL = [
-    *("--model.layers", "2", "--model.hidden", "32", "--model.heads", "4", "--model.kv_heads", "2"),
-    *("--model.head_dim", "8", "--model.ffn", "48", "--data.sequence", "32", "--batch.sequences", "8"),
-    *("--batch.micro", "2", "--batch.steps", "6", "--optim.warmup", "2", "--checkpoint.every", "3"),
-    *("--validation.every", "3", "--validation.sequences", "7", "--validation.sample_tokens", "3"),
-    *("--log.tensorboard", "False"),
-]
-
-
-def command(run: Path, *options: Any) -> list[str]:
-    return [*SMALL, "--out", str(run), *map(str, options)]
-
-
-def train(run: Path, *options: Any, world: int = 1) -> list[dict[str, float]]:
-    """The metrics of a finished run."""
-    if world == 1:
-        assert main(command(run, *options)) == 0
-    else:
-        run_ranks(finish, world, command(run, *options))
-    return read_metrics(run)
-
-
-def finish(argv: list[str]) -> None:
-    assert main(argv) == 0
-
-
-def curve(metrics: list[dict[str, float]], name: str = "loss") -> list[float]:
-    return [line[name] for line in metrics]
-
-
-def weights(run: Path) -> dict[str, Any]:
-    """Model and optimizer of the last checkpoint, whole."""
-    path = list_checkpoints(run / "checkpoints")[-1].path
-    state: dict[str, Any] = {}
-    dcp.state_dict_loader._load_state_dict(
-        state,
-        storage_reader=dcp.FileSystemReader(path),
-        planner=dcp.default_planner._EmptyStateDictLoadPlanner(),
-        no_dist=True,
-    )
-    return state
-
-
-def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    lines = (run / "incidents.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+from tests.runs import command, curve, incidents, train
 
 
 def test_a_run_learns_and_leaves_everything_behind(tmp_path, capsys):
@@ -107,8 +53,8 @@ def test_a_run_learns_and_leaves_everything_behind(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "layers=2 hidden=32" in printed  # the effective configuration
     assert "a sample:\ndef " in printed
-    assert events(run, "sample")[0]["text"].startswith("def ")
-    assert events(run, "start")[0]["torch"] == torch.__version__
+    assert incidents(run, "sample")[0]["text"].startswith("def ")
+    assert incidents(run, "start")[0]["evidence"]["torch"] == torch.__version__
 
 
 LAYOUTS: dict[str, tuple[int, list[Any]]] = {
@@ -158,46 +104,7 @@ def test_fused_ops_and_their_references_give_the_same_curve(tmp_path):
     assert curve(plain, "grad_norm") == pytest.approx(curve(fused, "grad_norm"), rel=1e-4)
 
 
-# Killed and resumed
-
-
-def interrupted(number: signal.Signals, run: Path, step: int, *options: Any, world: int = 1) -> int:
-    """The exit code of a run that gets a signal at some moment after `step`."""
-    launcher = [] if world == 1 else ["torch.distributed.run", "--standalone", f"--nproc-per-node={world}", "-m"]
-    argv = [sys.executable, "-m", *launcher, "fasttrain.train", *command(run, *options)]
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
-    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
-    deadline = time.monotonic() + 120
-    while not any(line["step"] >= step for line in read_metrics(run)):
-        assert process.poll() is None, process.communicate()[1].decode()[-2000:]
-        assert time.monotonic() < deadline, f"step {step} was not reached"
-        time.sleep(0.01)
-    process.send_signal(number)
-    process.communicate(timeout=60)
-    return process.returncode
-
-
-@pytest.mark.parametrize(
-    ("world", "options"),
-    [
-        (1, ["--optim.kind", "adamw", "--model.dropout", 0.2]),
-        (1, ["--optim.kind", "muon", "--data.document_mask", False, "--model.attention_dropout", 0.2]),
-        (2, ["--optim.kind", "muon", "--model.dropout", 0.2]),
-    ],
-)
-def test_a_killed_run_goes_on_bitwise_as_if_it_had_not_been(tmp_path, world, options):
-    long = [*options, "--batch.steps", 24, "--checkpoint.every", 2, "--validation.every", 0]
-    interrupted(signal.SIGKILL, tmp_path / "killed", 5, *long, world=world)
-    steps = [c.step for c in list_checkpoints(tmp_path / "killed" / "checkpoints")]
-    assert steps
-    assert steps[-1] < 24
-    went_on = train(tmp_path / "killed", *long, world=world)
-    at_once = train(tmp_path / "at once", *long, world=world)
-    assert events(tmp_path / "killed", "resume")[0]["step"] == steps[-1]
-    assert [line["step"] for line in went_on] == list(range(1, 25))
-    assert curve(went_on) == curve(at_once)
-    assert curve(went_on, "grad_norm") == curve(at_once, "grad_norm")
-    torch.testing.assert_close(weights(tmp_path / "killed"), weights(tmp_path / "at once"), rtol=0, atol=0)
+# Resumed
 
 
 def test_two_ranks_go_on_as_one_and_as_four(tmp_path):
@@ -211,46 +118,11 @@ def test_two_ranks_go_on_as_one_and_as_four(tmp_path):
         assert curve(metrics, "valid_tokens") == curve(whole, "valid_tokens")[3:]  # the same batches
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, number):
-    run, options = tmp_path / "run", ["--batch.steps", 12, "--checkpoint.every", 0, "--validation.every", 0]
-    ask = patch.object(
-        fasttrain.train, "seed_step", lambda seed, step, rank: step == 5 and os.kill(os.getpid(), number)
-    )
-    with ask:
-        assert main(command(run, *options)) == 128 + number
-    saved = list_checkpoints(run / "checkpoints")[-1].step
-    assert 5 <= saved <= 8
-    assert events(run, "signal")[0]["step"] == saved
-    assert curve(train(run, *options)) == curve(train(tmp_path / "whole", *options))
-
-
-def test_torchrun_passes_on_that_it_is_to_stop(tmp_path):
-    run = tmp_path / "run"
-    endless = ["--batch.steps", 100_000, "--parallel.compile", "off", "--checkpoint.every", 0, "--validation.every", 0]
-    code = interrupted(signal.SIGTERM, run, 3, *endless, world=2)
-    assert code != 0  # of torchrun, which gives its own
-    saved = list_checkpoints(run / "checkpoints")[-1].step
-    assert events(run, "signal")[0]["step"] == saved == read_metrics(run)[-1]["step"]
-
-
-def test_torchrun_starts_a_run_again_when_a_rank_dies(tmp_path):
-    options = ["--batch.steps", 12, "--checkpoint.every", 2, "--validation.every", 0, "--model.dropout", 0.2]
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    script = Path(__file__).with_name("killed_once.py")
-    argv = [sys.executable, "-m", *launcher, script, *command(tmp_path / "killed", *options)]
-    subprocess.run(argv, env=dict(os.environ, OMP_NUM_THREADS="1"), capture_output=True, timeout=120, check=True)
-    resumed = [event["step"] for event in events(tmp_path / "killed", "resume")]
-    assert len(resumed) == 1
-    assert resumed[0] in (2, 4, 6)  # a save takes place in the background: the last may not have been published
-    assert curve(read_metrics(tmp_path / "killed")) == curve(train(tmp_path / "whole", *options, world=2))
-
-
 def test_changed_settings_are_shown_and_recorded(tmp_path, capsys):
     run = tmp_path / "run"
     train(run)
     train(run, "--batch.steps", 8, "--optim.lr", 1e-5, "--optim.schedule", "constant")
-    changed = {event["key"]: event["text"] for event in events(run, "changed setting")}
+    changed = {event["evidence"]["key"]: event["text"] for event in incidents(run, "changed setting")}
     assert changed["optim.lr"] == "optim.lr: 0.003 -> 1e-05"
     assert set(changed) == {"batch.steps", "optim.lr", "optim.schedule"}
     assert "optim.lr: 0.003 -> 1e-05" in capsys.readouterr().out
@@ -294,7 +166,7 @@ def test_a_mixture_goes_on_bitwise_and_with_other_weights_where_each_component_w
     with patch.object(Run, "read", noted):
         train(tmp_path / "half", *mixture, "--data.mixture.two.weight", 9, "--data.sequence", 16, "--batch.steps", 8)
     assert used[0] == {name: 2 * samples for name, samples in seen.items()}  # of half the length
-    changed = {event["key"] for event in events(tmp_path / "half", "changed setting")}
+    changed = {event["evidence"]["key"] for event in incidents(tmp_path / "half", "changed setting")}
     assert changed == {"data.mixture.one.weight", "data.mixture.two.weight", "data.sequence", "batch.steps"}
 
 
@@ -342,8 +214,15 @@ def test_mistakes_are_named_before_anything_is_trained(tmp_path, capsys):
     assert not list_checkpoints(run / "checkpoints")
 
 
+def test_a_run_whose_name_contradicts_its_size_is_not_begun(tmp_path, capsys):
+    """Effort D: a "550M" that was 160M."""
+    error = refused(capsys, tmp_path / "550m")
+    assert "says 550m, but the model has" in error
+    assert not (tmp_path / "550m" / "checkpoints").exists()
+
+
 def test_a_disk_that_the_run_would_fill_is_an_error_before_it_starts(tmp_path, capsys):
-    with patch("fasttrain.watch.disk.free_bytes", lambda *_: 66_000_000):
+    with patch("fasttrain.checkpoint.room.free_bytes", lambda *_: 66_000_000):
         error = refused(capsys, tmp_path / "run")
     assert "no room for the checkpoints of this run: 0.07 GB are needed and 0.07 GB are free in" in error
     assert "keep fewer checkpoints (checkpoint.keep_last, keep_every)" in error
@@ -362,41 +241,6 @@ def test_what_cannot_change_is_an_error_and_leaves_the_run_alone(tmp_path, capsy
     assert len(read_metrics(run)) == 6
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, capsys):
-    run = tmp_path / "run"
-    first = train(run)
-    newest = list_checkpoints(run / "checkpoints")[-1].path
-    shard = next(newest.glob("*.distcp"))
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 1
-    shard.write_bytes(data)
-    again = train(run)
-    assert shard.name in capsys.readouterr().err
-    assert events(run, "resume")[0]["step"] == 3
-    assert curve(again) == curve(first)
-    for shard in run.glob("checkpoints/*/*.distcp"):
-        shard.write_bytes(b"")
-    assert "is sound" in refused(capsys, run)
-
-
-def test_two_processes_cannot_train_in_one_directory(tmp_path, capsys):
-    with alone_in(tmp_path / "run", is_first=True):
-        assert "another process is training in" in refused(capsys, tmp_path / "run")
-
-
-def test_a_failed_last_save_shows_in_the_exit_code(tmp_path, capsys):
-    run = tmp_path / "run"
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with patch("fasttrain.checkpoint.saver.write", full):
-        assert main(command(run)) == 1
-    assert "No space left on device" in capsys.readouterr().out
-    assert len(events(run, "failed save")) == 2
-    assert not list_checkpoints(run / "checkpoints")
-
-
 def test_a_loss_that_guessing_would_beat_is_called_a_defect(tmp_path, capsys):
     """Effort A: 71 nats per token were taken for over-fitting."""
     train(tmp_path / "run", "--optim.lr", 3.0, "--optim.clip", 0.0, "--optim.schedule", "constant")
@@ -410,7 +254,7 @@ def test_patience_ends_a_run_that_no_longer_improves(tmp_path):
     run = tmp_path / "run"
     stubborn = ["--optim.lr", 0.0, "--validation.every", 1, "--validation.patience", 2, "--batch.steps", 30]
     assert main(command(run, *stubborn)) == 0
-    assert events(run, "patience")[0]["step"] == 3
+    assert incidents(run, "patience")[0]["step"] == 3
     assert list_checkpoints(run / "checkpoints")[-1].step == 3
 
 

@@ -333,6 +333,23 @@ def test_a_save_that_fails_is_an_outcome_and_harms_nothing(
     assert subject.saved(checkpoints).step == 2
 
 
+def test_a_disk_that_fills_up_within_a_file_is_reported_as_such(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.save then finishes its archive, and fails with an error of its own."""
+    original = NewFile.write
+
+    def write(self: NewFile, data: Any) -> int:
+        if self._size > 500:
+            raise FULL
+        return original(self, data)
+
+    monkeypatch.setattr(NewFile, "write", write)
+    Subject(steps=1).save(checkpoints)
+    (outcome,) = checkpoints.close()
+    assert outcome == Failed(step=1, error="rank 0: OSError: [Errno 28] No space left on device")
+
+
 def test_what_differs_on_the_disk_from_what_was_meant_is_not_published(
     checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,10 +156,11 @@ def test_the_live_view(clock):
         view.step(199, VALUES)
         clock.now += 1
         view.step(200, VALUES)
-    top, figures = terminal.lines()[-2:]
+    top, figures, curve = terminal.lines()[-3:]
     assert re.fullmatch(r"step 200/400 [━╸╺ ]{42,} lr 2.4e-03  eta 0:50", top)
     assert len(top) == 80
     assert figures == "loss 3.214  norm 0.81  15.2k tok/s  MFU 41%  mem 0.9 GB  data 0.1%"
+    assert curve == "loss ▁▁"
 
 
 def test_the_bar_grows(clock):
@@ -183,8 +184,8 @@ def test_the_live_view_fits_eighty_columns(values, steps, clock):
     lines = terminal.lines()
     assert max(map(len, lines)) <= 80
     assert not any("…" in line for line in lines)
-    assert lines[-1].startswith("loss ")
-    assert lines[-1].endswith("%")
+    assert lines[-2].startswith("loss ")
+    assert lines[-2].endswith("%")
 
 
 def test_a_fast_run_is_not_drawn_at_every_step(clock):
@@ -201,7 +202,7 @@ def test_the_last_step_is_drawn_in_any_case(clock):
     with Display(Log(), steps=400, rank=0, console=terminal.console) as view:
         view.step(399, VALUES)
         view.step(400, VALUES)
-    assert terminal.lines()[-2].startswith("step 400/400 ")
+    assert terminal.lines()[-3].startswith("step 400/400 ")
 
 
 def test_lines_that_stay_are_above_the_live_view(clock):

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from fasttrain.metrics import read_metrics, read_validations
-from fasttrain.metrics.jsonl import JsonLines, LineFile
+from fasttrain.metrics.jsonl import Event, JsonLines, LineFile, last_step
 
 
 @pytest.fixture
@@ -96,17 +96,32 @@ def test_validations_are_per_set(run):
 
 def test_events_keep_their_facts(run):
     lines = JsonLines(run)
-    lines.event(7, "spike", "loss 9.1 after 3.2", {"losses": [3.2, math.nan], "documents": [1, 2]})
+    evidence = {"losses": [3.2, math.nan]}
+    text = "loss 9.1 after 3.2"
+    lines.event(Event(step=7, tokens=700, kind="spike", text=text, evidence=evidence, documents=["a.py"]))
     line = json.loads((run / "incidents.jsonl").read_text())
     assert line.pop("time") > 0
     assert line == {
         "step": 7,
+        "tokens": 700,
         "kind": "spike",
-        "text": "loss 9.1 after 3.2",
-        "losses": [3.2, None],
-        "documents": [1, 2],
-        "nonfinite": [],
+        "text": text,
+        "action": "",
+        "evidence": {"losses": [3.2, None]},
+        "documents": ["a.py"],
+        "nonfinite": line["nonfinite"],
     }
+
+
+def test_the_last_step_is_found_without_reading_all(run):
+    assert last_step(run) == 0
+    lines = JsonLines(run)
+    for step in range(1, 5000):
+        lines.step(step, {"loss": 1.0, "more": 2.0, "and": 3.0})
+    assert last_step(run) == 4999
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 5000, "ti')
+    assert last_step(run) == 4999
 
 
 def test_what_is_not_json_is_a_mistake_of_the_caller(run):

@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from fasttrain.config import Config, Log, to_toml
-from fasttrain.metrics import Recorder, read_metrics, read_validations
+from fasttrain.metrics import Event, Recorder, read_metrics, read_validations
 
 QUIET = Log(tensorboard=False)
 TOML = to_toml(Config())
@@ -20,7 +20,7 @@ def recorder(run, log=QUIET, *, resume_step=0, rank=0):
 def record_a_run(record):
     record.step(1, VALUES)
     record.validation(1, "held-out", {"loss": 4.0, "perplexity": 54.6})
-    record.event(1, "spike", "loss 9 after 3", window=[1, 2])
+    record.event(Event(step=1, tokens=10, kind="spike", text="loss 9 after 3", evidence={"window": [1, 2]}))
 
 
 def test_json_lines_are_always_written(tmp_path):
@@ -28,7 +28,7 @@ def test_json_lines_are_always_written(tmp_path):
         record_a_run(record)
         assert read_metrics(tmp_path)[0]["loss"] == 3.5  # while the run goes on
     assert read_validations(tmp_path)[0]["perplexity"] == 54.6
-    assert json.loads((tmp_path / "incidents.jsonl").read_text())["window"] == [1, 2]
+    assert json.loads((tmp_path / "incidents.jsonl").read_text())["evidence"] == {"window": [1, 2]}
     assert not (tmp_path / "tensorboard").exists()
     assert not (tmp_path / "wandb.json").exists()
 
@@ -83,10 +83,11 @@ def test_tensorboard_gets_groups_of_tags(board, tmp_path):
     assert writer.scalars == [
         (1, {"train/loss": 3.5, "time/data": 0.25, "gpu/power": 300.0}),
         (1, {"validation/held-out/loss": 4.0, "validation/held-out/perplexity": 54.6}),
+        (1, {"incidents/spike": 1.0}),  # a mark
     ]
     assert writer.texts == [
         (1, "config", f"```toml\n{TOML}\n```"),
-        (1, "incidents/spike", "loss 9 after 3\n\n- window: [1, 2]"),
+        (1, "incidents/spike", 'loss 9 after 3\n\n- action: "none"\n- window: [1, 2]'),
     ]
     assert writer.closed
 
@@ -129,7 +130,7 @@ def test_real_event_files(tmp_path):
         record.step(6, {**VALUES, "loss": math.nan})
     with recorder(tmp_path, Log(), resume_step=3) as record:
         record.step(4, {**VALUES, "loss": 40.0})
-        record.event(4, "spike", "loss 40 after 3", window=[4])
+        record.event(Event(step=4, tokens=40, kind="spike", text="loss 40 after 3", evidence={"window": [4]}))
         record.validation(4, "held-out", {"loss": 4.5})
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
@@ -137,7 +138,8 @@ def test_real_event_files(tmp_path):
     assert [event.value for event in events.Scalars("gpu/power")] == [300.0] * 4
     assert events.Scalars("validation/held-out/loss")[0].value == 4.5
     text = events.Tensors("incidents/spike/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert text == "loss 40 after 3\n\n- window: [4]"
+    assert text == 'loss 40 after 3\n\n- action: "none"\n- window: [4]'
+    assert [(mark.step, mark.value) for mark in events.Scalars("incidents/spike")] == [(4, 1.0)]
 
 
 # Weights & Biases

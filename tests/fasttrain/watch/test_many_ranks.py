@@ -7,13 +7,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from fasttrain.watch import Exchange, block_norms
+from fasttrain.optim import gradient_norms
+from fasttrain.watch import Exchange
 from tests.fasttrain.checkpoint.subject import Subject, run_ranks, whole
 
 
 def on_two_ranks(group: dist.ProcessGroup, _: Path) -> None:
     exchange_figures(group)
-    add_up_norms(group)
+    add_up_norms()
 
 
 def exchange_figures(group: dist.ProcessGroup) -> None:
@@ -25,11 +26,11 @@ def exchange_figures(group: dist.ProcessGroup) -> None:
     assert exchange.read() is None
 
 
-def add_up_norms(group: dist.ProcessGroup) -> None:
+def add_up_norms() -> None:
     model = Subject().model
     tokens = torch.randint(0, 67, (2, 9), generator=torch.Generator().manual_seed(0))
     model(tokens[:, :-1], tokens[:, 1:]).loss_sum.backward()
-    found = block_norms(model.blocks, group)
+    found = gradient_norms([block.parameters() for block in model.blocks])
     for norm, block in zip(found, model.blocks, strict=True):
         squares = [whole(p.grad).square().sum() for p in block.parameters() if p.grad is not None]
         torch.testing.assert_close(norm, torch.stack(squares).sum().sqrt())

@@ -45,7 +45,7 @@ def test_a_good_mfu_needs_no_explanation() -> None:
         (replace(LARGE, split={"optimizer": 0.6}), "the update, after only 262,144 tokens", "batch.sequences"),
         (
             replace(LARGE, parameters=100_000, compiled=False, memory=0.1, settings=changed("data", sequence=64)),
-            "launching kernels: a block's forward pass over 256 tokens",
+            "calling ops: a block's forward pass over 256 tokens",
             "raise batch.micro and set parallel.compile to on",
         ),
         (replace(LARGE, compiled=False), "blocks are not compiled", "parallel.compile"),

@@ -7,11 +7,10 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from fasttrain.config import Model
 from fasttrain.model import Decoder
-from fasttrain.watch import Blocks, Envelope, block_norms, first_loss_suspicion
+from fasttrain.watch import Blocks, Envelope, first_loss_suspicion
 from fasttrain.watch.sanity import first_loss
 
 VOCAB = 1024
@@ -124,14 +123,3 @@ def test_norms_that_say_nothing_about_blocks() -> None:
     assert blocks.observe([0.0, 0.0, 0.0]) == []
     assert blocks.observe([1.0, math.nan, 1.0]) == []
     assert blocks.observe([1.0, math.inf, 1.0]) == []
-
-
-def test_block_norms() -> None:
-    blocks = [nn.Linear(5, 7), nn.Linear(7, 3), nn.Linear(2, 2)]
-    x = torch.randn(4, 5)
-    blocks[1](blocks[0](x)).square().sum().backward()
-    expected = [
-        math.sqrt(sum(float(p.grad.square().sum()) for p in block.parameters() if p.grad is not None))
-        for block in blocks
-    ]
-    torch.testing.assert_close(block_norms(blocks), torch.tensor(expected))

@@ -1,0 +1,78 @@
+"""What a benchmark says: a number, what kind of number, and what it must not exceed.
+
+    ratio   against a reference in the same run; gates: by its limit, and against the last run by its margin
+    exact   the same on every run of the same code, as bytes; gates: may never get worse
+    time, memory, rate, note   told and stored, not judged: they are the machine's as much as ours
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+MARGIN = 0.10  # of a ratio from run to run, where nothing else is said
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    value: float
+    unit: str
+    kind: str
+    at_most: float | None = None
+    at_least: float | None = None
+    margin: float | None = None  # None: not compared with the last run
+    more_is_better: bool = False
+
+    @property
+    def broken(self) -> str:
+        """What is wrong with it by itself; "" if nothing is."""
+        if self.at_most is not None and not self.value <= self.at_most:  # not: NaN is wrong too
+            return f"{self.value:.4g} is more than {self.at_most:g}"
+        if self.at_least is not None and not self.value >= self.at_least:
+            return f"{self.value:.4g} is less than {self.at_least:g}"
+        return ""
+
+    def worse_than(self, last: float) -> bool:
+        """Beyond its margin."""
+        if self.margin is None:
+            return False
+        room = 1 - self.margin if self.more_is_better else 1 + self.margin
+        return self.value < last * room if self.more_is_better else self.value > last * room
+
+    def row(self) -> dict[str, Any]:
+        """As it is stored: what is not set is left out."""
+        limits = {"at_most": self.at_most, "at_least": self.at_least, "margin": self.margin}
+        row = {"value": self.value, "unit": self.unit, "kind": self.kind}
+        return row | {name: limit for name, limit in limits.items() if limit is not None}
+
+
+def ratio(
+    value: float, *, at_most: float | None = None, at_least: float | None = None, margin: float | None = MARGIN
+) -> Figure:
+    """Of two measurements of one run. Less is better, unless it is to be `at_least` something."""
+    more = at_least is not None
+    return Figure(
+        value=value, unit="", kind="ratio", at_most=at_most, at_least=at_least, margin=margin, more_is_better=more
+    )
+
+
+def exact(value: float, unit: str, *, at_most: float | None = None) -> Figure:
+    """A figure that is the same whenever the same code runs: one more is worse."""
+    return Figure(value=value, unit=unit, kind="exact", at_most=at_most, margin=0.0)
+
+
+def seconds(value: float, *, at_most: float | None = None) -> Figure:
+    return Figure(value=value, unit="s", kind="time", at_most=at_most)
+
+
+def memory(value: float) -> Figure:  # bytes
+    return Figure(value=value, unit="B", kind="memory")
+
+
+def rate(value: float, unit: str, *, at_least: float | None = None) -> Figure:
+    return Figure(value=value, unit=unit, kind="rate", at_least=at_least)
+
+
+def figure(value: float | Figure) -> Figure:
+    """A plain number is a note."""
+    return value if isinstance(value, Figure) else Figure(value=float(value), unit="", kind="note")

@@ -1,0 +1,122 @@
+"""One op at one size: every contender is checked, its memory is measured, and those who are right are timed in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.kernels import check
+from bench.kernels.contenders import OURS, Contender
+from bench.kernels.ops import OPS, Op, Size, Work
+from bench.kernels.timing import Run, measure
+from bench.memory import peak_bytes
+
+FORWARD, BOTH = "forward", "forward+backward"
+SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is raced."""
+
+    op: str
+    size: tuple[tuple[str, int], ...]  # letters and numbers, as a key
+    dtype: torch.dtype
+    device: str
+
+    @property
+    def sizes(self) -> Size:
+        return dict(self.size)
+
+    @property
+    def shape(self) -> str:
+        return " ".join(f"{letter}{number}" for letter, number in self.size)
+
+    @property
+    def name(self) -> str:
+        return f"{self.op} {self.shape} {SHORT[self.dtype]}"
+
+    def work(self, passes: str) -> Work:
+        forward, backward = OPS[self.op].work(self.sizes, self.dtype.itemsize)
+        return forward if passes == FORWARD else forward + backward
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one contender; without figures where it is wrong."""
+
+    wrong: str = ""
+    seconds: dict[str, list[float]] = field(default_factory=dict)  # by passes
+    peak: dict[str, int] = field(default_factory=dict)
+
+
+def cases(device: str) -> list[Case]:
+    """All that this device can run: on a CPU float32, as 16-bit products are far from what it is made for."""
+    found = []
+    for op in OPS.values():
+        for size in op.gpu if device == "cuda" else op.cpu:
+            for dtype in (torch.bfloat16, torch.float32) if device == "cuda" else (torch.float32,):
+                if check.truth_dtype(dtype, op.elements(size)):
+                    found.append(Case(op=op.name, size=tuple(size.items()), dtype=dtype, device=device))
+    return found
+
+
+def race(case: Case, contenders: dict[str, Contender]) -> dict[str, Outcome]:
+    """Of those who can take part."""
+    torch.compiler.reset()  # compiled for this size alone, and within dynamo's limit of sizes
+    op = OPS[case.op]
+    inputs = _inputs(op, case)
+    upstream = check.upstream_of(check.call(op.eager, inputs))
+    functions = {name: one.make() for name, one in contenders.items() if not one.missing(case.device)}
+    wrong = _judge(op, case, functions, inputs, upstream)
+    right = {name: function for name, function in functions.items() if not wrong[name]}
+    runs = {FORWARD: {}, BOTH: {}}  # type: dict[str, dict[str, Run]]
+    for name, function in right.items():
+        runs[FORWARD][name], runs[BOTH][name] = _runs(function, inputs, upstream)
+    peak = {p: {name: peak_bytes(run, case.device) for name, run in of.items()} for p, of in runs.items()}
+    seconds = {passes: measure(of, case.device) for passes, of in runs.items()}
+    return {
+        name: Outcome(wrong[name])
+        if wrong[name]
+        else Outcome("", {p: seconds[p][name] for p in runs}, {p: peak[p][name] for p in runs})
+        for name in functions
+    }
+
+
+def _judge(
+    op: Op, case: Case, functions: dict[str, Callable[..., Any]], inputs: dict[str, Any], upstream: tuple[Tensor, ...]
+) -> dict[str, str]:
+    wide = check.truth_dtype(case.dtype, op.elements(case.sizes))
+    assert wide is not None
+    truth = check.truth(op.reference, inputs, upstream, wide)
+    eager = check.results(op.eager, inputs, upstream)
+    return {
+        name: check.wrong(check.results(function, inputs, upstream), eager, truth, ours=name == OURS)
+        for name, function in functions.items()
+    }
+
+
+def _runs(function: Callable[..., Any], inputs: dict[str, Any], upstream: tuple[Tensor, ...]) -> tuple[Run, Run]:
+    wanted = list(check.differentiable(inputs).values())
+
+    def forward() -> None:
+        with torch.no_grad():
+            function(**inputs)
+
+    def both() -> None:
+        torch.autograd.grad(check.call(function, inputs), wanted, upstream)
+
+    return forward, both
+
+
+def _inputs(op: Op, case: Case) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(case.device, case.dtype).requires_grad_()
+
+    return op.inputs(case.sizes, randn)

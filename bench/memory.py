@@ -1,0 +1,41 @@
+"""The greatest sum of bytes that torch had allocated at a time, beyond what was there before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def peak_on_cpu(run: Callable[[], Any]) -> int:
+    """Of the second of two runs, from the profiler's record of every allocation: the same number each time.
+
+    What the first run leaves behind and the second frees, as gradients, is counted as there before.
+    """
+    with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
+        run()  # the profiler misses what is freed but was not allocated before it
+        begin = time.time_ns()
+        run()
+    events = [(e.start_ns(), e.nbytes()) for e in profile.kineto_results.events() if e.name() == "[memory]"]
+    held = highest = 0
+    for _, size in sorted(e for e in events if e[0] >= begin):
+        held += size
+        highest = max(highest, held)
+    return highest
+
+
+def peak_on_gpu(run: Callable[[], Any]) -> int:
+    """As torch's caching allocator counts it, rounded up by it to 512 bytes."""
+    run()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def peak_bytes(run: Callable[[], Any], device: str) -> int:
+    return peak_on_gpu(run) if device == "cuda" else peak_on_cpu(run)

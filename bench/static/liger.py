@@ -1,0 +1,115 @@
+"""The same ops of Liger: pip install -e '.[rivals]'.
+
+Its host code asks the device for its multiprocessors and its architecture. A CPU counts as one multiprocessor there, so
+three functions run from their source with another number; nothing else of Liger is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import patch
+
+import liger_kernel.ops.cross_entropy as cross_entropy
+import liger_kernel.ops.fused_add_rms_norm as fused_add_rms_norm
+import liger_kernel.ops.rms_norm as rms_norm
+import liger_kernel.ops.rope as rope
+import liger_kernel.ops.swiglu as swiglu
+import liger_kernel.ops.utils as utils
+import torch
+
+from bench.static.cases import ADD_RMS, BF16, QK, RMS, ROWS, SWIGLU, Backward, Case, Sizes, fresh, targets
+
+_ARCHITECTURES = {"sm_90": "hopper", "sm_100": "blackwell", "sm_120": "blackwell_consumer", "gfx942": "cdna3"}
+_SMALL_HEADS = "n_rows < 4096 * 8"  # below, its norm of short rows takes another kernel than in training
+
+
+@contextlib.contextmanager
+def as_if_on(target: str) -> Iterator[None]:
+    """Liger's questions about the device are answered for a target."""
+    with contextlib.ExitStack() as stack:
+        for module in (swiglu, cross_entropy):
+            architecture = _ARCHITECTURES.get(target, "ampere_ada")
+            stack.enter_context(patch.object(module, "infer_device_arch", lambda a=architecture: a))
+        for module in (utils, cross_entropy):
+            stack.enter_context(patch.object(module, "is_hip", lambda: target.startswith("gfx")))
+        yield
+
+
+def _with(function: Callable[..., Any], **replaced: str) -> Callable[..., Any]:
+    """A function of Liger, compiled from its source with some text replaced."""
+    source = inspect.getsource(function)
+    for old, new in ((pair.split(" -> ")) for pair in replaced.values()):
+        assert source.count(old) == 1, f"{function.__name__} of this version of Liger has no {old!r}"
+        source = source.replace(old, new)
+    namespace = dict(vars(inspect.getmodule(function)))
+    exec(compile(source, inspect.getsourcefile(function) or "", "exec"), namespace)
+    return namespace[function.__name__]
+
+
+def _multiprocessors(sizes: Sizes) -> str:
+    return f"sm_count = 1 -> sm_count = {sizes['SMS']}"
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, sizes: Sizes) -> Backward:
+    heads = f"{_SMALL_HEADS} -> n_rows < 0"
+    forward = _with(rms_norm.rms_norm_forward, heads=heads)
+    backward = _with(rms_norm.rms_norm_backward, heads=heads, multiprocessors=_multiprocessors(sizes))
+    _, x, rstd, block, warps, mode = forward(x, weight, 1e-6, 0.0, "llama", None)
+    dout = torch.empty_like(x)
+    return lambda: backward(dout, x, weight, rstd, 0.0, mode, block, warps, True, None)
+
+
+def _run_rms(s: Sizes) -> Backward:
+    return _norm(fresh(s["M"], s["N"], grad=False), fresh(s["N"], grad=False), s)
+
+
+def _run_add_rms(s: Sizes) -> Backward:
+    x, residual, weight = (fresh(*shape, grad=False) for shape in ((s["M"], s["N"]), (s["M"], s["N"]), (s["N"],)))
+    out, total, rstd, *launch, mode = fused_add_rms_norm.fused_add_rms_norm_forward(
+        x, residual, weight, 1e-6, 0.0, "llama"
+    )
+    backward = _with(fused_add_rms_norm.fused_add_rms_norm_backward, multiprocessors=_multiprocessors(s))
+    dout, dtotal = torch.empty_like(out), torch.empty_like(total)
+    return lambda: backward(dout, dtotal, total, weight, rstd, 0.0, mode, *launch, False)
+
+
+def _run_swiglu(s: Sizes) -> Backward:
+    gate, up, dout = (fresh(s["M"], s["N"], grad=False) for _ in range(3))
+    swiglu.swiglu_forward(gate, up)
+    return lambda: swiglu.swiglu_backward(gate, up, dout)
+
+
+def _run_qk(s: Sizes) -> Backward:
+    """RMSNorm of q, RMSNorm of k, RoPE of both: three launches for our one."""
+    q, k = (fresh(s["M"] * heads, s["D"], grad=False) for heads in (s["Hq"], s["Hk"]))
+    norms = [_norm(x, fresh(s["D"], grad=False), s) for x in (q, k)]
+    rotated = [x.view(1, s["M"], -1, s["D"]).transpose(1, 2) for x in (q, k)]
+    # cos and sin in bf16 and of the whole head, as Transformers hands them over; the kernel reads one half of each.
+    tables = [fresh(1, s["M"], s["D"], grad=False) for _ in ("cos", "sin")]
+    rope.rope_forward(*rotated, *tables)
+
+    def backward() -> None:
+        rope.rope_backward(*rotated, *tables)
+        for norm in norms:
+            norm()
+
+    return backward
+
+
+def _run_cross_entropy(s: Sizes) -> None:
+    logits = torch.empty(s["M"], s["V"], dtype=BF16, requires_grad=True)
+    labels = targets(s["M"])
+    cross_entropy.cross_entropy_forward(logits, labels, None, -100, 0.0, 0.0, "mean", None, False)
+
+
+_LIGER = {
+    _run_rms: RMS,
+    _run_add_rms: ADD_RMS,
+    _run_swiglu: SWIGLU,
+    _run_qk: QK,
+    _run_cross_entropy: ROWS,
+}
+LIGER = [Case("liger", shape, run) for run, shapes in _LIGER.items() for shape in shapes]

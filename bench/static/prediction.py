@@ -1,0 +1,69 @@
+"""How long a launch might take: a roofline with shares that comparable kernels reach. Predicted, never measured.
+
+    bytes    unique bytes, and repeated reads whose footprint does not stay in half of the last cache, / bandwidth
+    matrix   FLOPs of tl.dot / peak
+    scalar   other FLOPs / fp32 peak, special functions / their rate
+
+The slowest of the three divided by the share of its peak that such kernels reach, plus what a launch costs. The shares:
+
+    bandwidth   0.85, and 8 us for a launch, fit published timings of Liger's forward kernels. QuACK publishes 0.90 of
+                an H100's for RMSNorm, and 0.69 for Liger's.
+    matrix      0.50: FlashAttention 3 publishes 740 of an H100's 989 TFLOP/s, and kernels in the style of Triton's
+                tutorial reach about 0.77 of that; backward passes less.
+    scalar      0.50: half of the instructions do something else.
+
+low takes the best published share and no launch; high the worst. bench/results/static_published.json has the timings
+that tests compare the band with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.static.counts import Counts
+from bench.static.gpus import Card
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Of the peaks, and microseconds per launch."""
+
+    bandwidth: float
+    matrix: float
+    scalar: float
+    launch: float
+
+
+BAND = {
+    "low": Shares(0.95, 0.75, 0.9, 0),
+    "mid": Shares(0.85, 0.5, 0.5, 8),
+    "high": Shares(0.6, 0.3, 0.3, 15),
+}
+
+
+def predicted_us(
+    counts: Counts,
+    card: Card,
+    *,
+    programs: int,
+    resident: int,  # blocks on one multiprocessor
+) -> list[float]:  # low, mid, high
+    """Microseconds of a launch."""
+    concurrent = min(programs, resident * card.multiprocessors)
+    memory = memory_bytes(counts, card.cache, programs, concurrent) / card.gpu.bandwidth
+    matrix = counts.flops / card.gpu.half
+    scalar = max(counts.elementwise / card.gpu.fp32, counts.special / card.special_rate)
+    return [
+        round(1e6 * max(memory / s.bandwidth, matrix / s.matrix, scalar / s.scalar) + s.launch, 2)
+        for s in BAND.values()
+    ]
+
+
+def memory_bytes(counts: Counts, cache: int, programs: int, concurrent: int) -> float:
+    """Bytes between memory and the last cache: every distinct one, and those read again after they were evicted."""
+    total = 0.0
+    for traffic in counts.arguments.values():
+        footprint = min(traffic.unique, traffic.loaded / programs * concurrent)
+        evicted = footprint > cache / 2
+        total += traffic.moved if evicted else traffic.unique
+    return total

@@ -1,0 +1,125 @@
+"""Runs of the benchmarks as dated files, and the change of a figure since the last run on the same hardware.
+
+A file is one day's rows of one source on one hardware: bench/results/history/<date>-<hardware>-<commit>[-<changes>].json.
+Running again adds rows to it, and replaces those of the same name. Rows of different sources are never in one file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench import machine
+from bench.figures import Figure
+
+HISTORY = Path(__file__).parent / "results" / "history"
+GATING = ("ratio", "exact")
+
+Rows = dict[str, dict[str, Any]]  # by name, as in the file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What is in a file."""
+
+    date: str
+    commit: str
+    changes: str  # a digest of what was not committed, or ""
+    hardware: dict[str, Any]
+    versions: dict[str, str]
+    rows: Rows = field(default_factory=dict)
+    sensors: dict[str, float] = field(default_factory=dict)  # of the GPU, at the end: clocks, power, heat
+
+    @property
+    def file(self) -> str:
+        parts = (self.date[:10], machine.slug(self.hardware), self.commit, self.changes)
+        return "-".join(filter(None, parts)) + ".json"
+
+    @property
+    def told(self) -> str:
+        changed = " with changes" if self.changes else ""
+        return f"{self.date[:10]}, {self.commit}{changed}, torch {self.versions.get('torch', '?')}"
+
+
+def this_run(rows: Rows, sensors: dict[str, float] | None = None) -> Run:
+    commit, changes = machine.source()
+    return Run(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        commit=commit,
+        changes=changes,
+        hardware=machine.hardware(),
+        versions=machine.versions(),
+        rows=rows,
+        sensors=sensors or {},
+    )
+
+
+def save(run: Run, folder: Path = HISTORY) -> Path:
+    """Into the file of this day, hardware and source, with the rows that it already has."""
+    path = folder / run.file
+    rows = (load(path).rows if path.exists() else {}) | run.rows
+    head = {
+        "date": run.date, "commit": run.commit, "dirty": bool(run.changes), "changes": run.changes,
+        "hardware": run.hardware, "versions": run.versions, "sensors": run.sensors,
+    }  # fmt: skip
+    lines = ",\n".join("  " + json.dumps({"name": name} | row) for name, row in sorted(rows.items()))
+    text = json.dumps(head, indent=1).removesuffix("\n}") + f',\n "rows": [\n{lines}\n ]\n}}\n'
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def load(path: Path) -> Run:
+    try:
+        stored = json.loads(path.read_text())
+        rows = {row["name"]: {k: v for k, v in row.items() if k != "name"} for row in stored["rows"]}
+        keys = ("date", "commit", "changes", "hardware", "versions", "sensors")
+        return Run(**{key: stored[key] for key in keys}, rows=rows)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a result of the benchmarks: {error!r}; delete it, or restore it") from error
+
+
+def history(folder: Path = HISTORY) -> list[Run]:
+    """All runs, the oldest first."""
+    return sorted((load(path) for path in folder.glob("*.json")), key=lambda run: run.date)
+
+
+def last_values(runs: Iterable[Run], hardware: dict[str, Any]) -> dict[str, tuple[float, Run]]:
+    """The newest value of each row on this very hardware, and the run that it is of."""
+    same = (run for run in runs if run.hardware == hardware)
+    return {name: (row["value"], run) for run in same for name, row in run.rows.items()}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A gating figure against its last value on the same hardware."""
+
+    name: str
+    now: Figure
+    last: float | None
+
+    @property
+    def worse(self) -> bool:
+        return self.last is not None and self.now.worse_than(self.last)
+
+    def line(self, width: int) -> str:
+        digits = "{:>12,.0f}" if self.now.kind == "exact" else "{:>12.3f}"
+        now = digits.format(self.now.value)
+        if self.last is None:
+            return f"  {self.name:<{width}}{now}{'':>12}       new"
+        share = self.now.value / self.last - 1 if self.last else 0.0
+        mark = f"  WORSE, by more than {self.now.margin:.0%}" if self.worse else ""
+        return f"  {self.name:<{width}}{now}{digits.format(self.last)}  {share:>+8.1%}{mark}"
+
+
+def changes(figures: dict[str, Figure], runs: Iterable[Run], hardware: dict[str, Any]) -> list[Change]:
+    last = last_values(runs, hardware)
+    return [
+        Change(name, figure, last[name][0] if name in last else None)
+        for name, figure in figures.items()
+        if figure.kind in GATING and figure.margin is not None
+    ]

@@ -1,0 +1,99 @@
+"""What config.json of a Hugging Face checkpoint says of the model, in our words. What the decoder does not implement is
+refused by its name.
+
+Dropout and initializer_range are settings of a training run, not of the model: those of our run count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+FAMILIES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+NAME = "config.json"
+TAKEN = (
+    "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "qk_norm", "rope_theta", "norm_eps",
+    "tied_head",
+)  # fmt: skip
+
+
+def architecture(directory: Path) -> dict[str, int | float | bool]:
+    """The settings of the section `model` that are TAKEN from it."""
+    content = _read(directory)
+    if refused := list(_refusals(content)):
+        raise ValueError(f"from_hf: {directory / NAME} has {'; '.join(refused)}: the decoder does not implement this")
+    try:
+        return _settings(content)
+    except KeyError as error:
+        raise ValueError(f"from_hf: {directory / NAME} does not say {error.args[0]}") from None
+
+
+def _settings(content: dict[str, Any]) -> dict[str, int | float | bool]:
+    heads, hidden = content["num_attention_heads"], content["hidden_size"]
+    is_qwen3 = content["model_type"] == "qwen3"
+    head_dim = content.get("head_dim") or (128 if is_qwen3 else hidden // heads)  # Transformers' own defaults
+    return {
+        "layers": content["num_hidden_layers"],
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": content.get("num_key_value_heads") or heads,
+        "head_dim": head_dim,
+        "ffn": content["intermediate_size"],
+        "vocab": content["vocab_size"],
+        "qk_norm": is_qwen3,
+        "rope_theta": float(_rope(content).get("rope_theta", 10_000.0)),
+        "norm_eps": float(content.get("rms_norm_eps", 1e-6)),
+        "tied_head": bool(content.get("tie_word_embeddings", False)),
+    }
+
+
+def _read(directory: Path) -> dict[str, Any]:
+    path = directory / NAME
+    if not directory.is_dir():
+        raise FileNotFoundError(
+            f"from_hf: {directory} is no directory here; download the checkpoint first: hf download {directory} "
+            "--local-dir DIR"
+        )
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"from_hf: {directory} has no {NAME}, so it is no Hugging Face checkpoint; a run of fasttrain is started "
+            "from with --resume"
+        ) from None
+    except ValueError as error:
+        raise ValueError(f"from_hf: {path} is damaged ({error})") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"from_hf: {path} is damaged: it holds no object")
+    return content
+
+
+def _refusals(content: dict[str, Any]) -> Iterator[str]:
+    """What is not implemented, as it stands there."""
+    family = content.get("model_type")
+    if family not in FAMILIES:
+        yield f"model_type {family!r}, not {' or '.join(FAMILIES)}"
+        return
+    for name in content.get("architectures") or []:
+        if name != FAMILIES[family]:
+            yield f"architectures {name!r}, not {FAMILIES[family]}"
+    for key in ("attention_bias", "mlp_bias", "use_sliding_window", "quantization_config", "auto_map"):
+        if content.get(key):
+            yield f"{key} {content[key]!r}"
+    if others := set(content.get("layer_types") or []) - {"full_attention"}:
+        yield f"layer_types {', '.join(map(repr, sorted(others)))}"
+    if (activation := content.get("hidden_act", "silu")) != "silu":
+        yield f"hidden_act {activation!r}, not silu"
+    rope = _rope(content)
+    if (kind := rope.get("rope_type", rope.get("type", "default"))) != "default":
+        yield f"rope_type {kind!r} (scaling), not default"
+    if (share := rope.get("partial_rotary_factor") or 1) != 1:
+        yield f"partial_rotary_factor {share!r}, not 1"
+
+
+def _rope(content: dict[str, Any]) -> dict[str, Any]:
+    """As Transformers 5 writes it, or spread over the file as earlier ones did."""
+    old = {key: content[key] for key in ("rope_theta", "partial_rotary_factor") if content.get(key) is not None}
+    return old | (content.get("rope_scaling") or {}) | (content.get("rope_parameters") or {})

@@ -1,0 +1,127 @@
+"""metrics.jsonl as columns that grow with the file: who looks again reads only what is new.
+
+The run as it stands, each step once, as read_metrics has it. Steps that the run took back are kept apart: a spike that
+was rolled back is worth seeing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+EXACT = ("step", "time", "tokens")  # float64; figures are float32, for half of the memory
+_BYTES = 1 << 21  # to a piece
+_opened: dict[Path, Columns] = {}
+
+
+class Columns:
+    """Figures of a run by step."""
+
+    _inode: int
+    _offset: int  # bytes of the file that are read
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._start()
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._arrays)
+
+    def __getitem__(self, name: str) -> np.ndarray:  # (steps,)
+        """nan: not finite, or not there; also all of a column that the run does not have."""
+        if name not in self._arrays:
+            return np.full(self._size, np.nan, dtype=np.float32)
+        return self._arrays[name][: self._size]
+
+    def refresh(self, *, patience: float = math.inf) -> bool:
+        """Read what was appended, for about `patience` seconds; whether that was all.
+
+        A line that is not finished yet is for the next time.
+        """
+        began, is_torn = perf_counter(), False
+        with open(self.path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_ino != self._inode or status.st_size < self._offset:
+                self._start()
+            self._inode = status.st_ino
+            file.seek(self._offset)
+            while lines := file.readlines(_BYTES):
+                is_torn = not lines[-1].endswith(b"\n")
+                if is_torn:
+                    lines.pop()
+                self._offset += sum(map(len, lines))
+                self._take(lines)
+                if is_torn or perf_counter() - began > patience:
+                    break
+        return is_torn or self._offset >= status.st_size
+
+    def _start(self) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+        self._size = self._offset = 0
+        self._inode = -1
+        self._last = -np.inf  # step
+        self.taken_back: list[dict[str, np.ndarray]] = []
+
+    def _take(self, lines: list[bytes]) -> None:
+        pending: list[dict[str, Any]] = []
+        for data in lines:
+            try:
+                line = json.loads(data)
+                step = float(line["step"])
+            except (ValueError, TypeError, KeyError):  # torn by a kill, or by a full disk
+                continue
+            if step <= self._last:
+                self._append(pending)
+                pending = []
+                self._cut(step)
+            pending.append(line)
+            self._last = step
+        self._append(pending)
+
+    def _append(self, lines: list[dict[str, Any]]) -> None:
+        first, self._size = self._size, self._size + len(lines)
+        for name in dict.fromkeys(name for line in lines for name in line):
+            try:  # None: not finite
+                values = np.array([line.get(name) for line in lines], dtype=np.float64)
+            except (ValueError, TypeError):  # no figure
+                continue
+            if values.ndim == 1:
+                with np.errstate(over="ignore"):
+                    self._column(name)[first : self._size] = values
+        for name, array in self._arrays.items():
+            if len(array) < self._size:  # not in these lines
+                self._column(name)
+
+    def _column(self, name: str) -> np.ndarray:
+        """With room for all steps."""
+        array = self._arrays.get(name, np.empty(0, dtype=np.float64 if name in EXACT else np.float32))
+        if len(array) < self._size:
+            longer = np.full(max(self._size, 2 * len(array)), np.nan, dtype=array.dtype)
+            longer[: len(array)] = array
+            self._arrays[name] = array = longer
+        return array
+
+    def _cut(self, step: float) -> None:
+        """Take back the lines of this step and of later ones."""
+        kept = int(np.searchsorted(self["step"], step))
+        gone = {name: self[name][kept:].copy() for name in ("step", "time", "tokens", "loss")}
+        self.taken_back.append(gone)
+        for name in self._arrays:
+            self[name][kept:] = np.nan
+        self._size = kept
+
+
+def columns_of(path: Path) -> Columns:
+    """The same object for the same file, as long as the process lives."""
+    key = path.absolute()
+    return _opened.setdefault(key, Columns(key))

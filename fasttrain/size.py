@@ -1,0 +1,50 @@
+"""How large a decoder is and what a token of its training costs, in closed form: no model is built, and no torch.
+
+C hidden, H heads, D head_dim, F ffn, L layers, T tokens of a sequence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fasttrain import config
+
+
+class Parameters(NamedTuple):
+    """How many parameters a decoder has. A tied head is the embedding, and is not counted again."""
+
+    embedding: int
+    head: int  # 0 when tied
+    blocks: int
+    total: int
+
+    @property
+    def non_embedding(self) -> int:
+        """Without the tables of the vocabulary, as scaling laws count."""
+        return self.total - self.embedding - self.head
+
+
+def num_parameters(model: config.Model, vocab: int) -> Parameters:
+    """In closed form: no model is built."""
+    table = vocab * model.hidden
+    norms = 2 * model.hidden + (2 * model.head_dim if model.qk_norm else 0)
+    blocks = model.layers * (block_matrices(model) + norms)
+    head = 0 if model.tied_head else table
+    return Parameters(embedding=table, head=head, blocks=blocks, total=table + model.hidden + blocks + head)
+
+
+def flops_per_token(model: config.Model, vocab: int, sequence: int) -> int:
+    """Of a training step, as published MFUs count them (PaLM, appendix B): 6 N + 12 L H D T.
+
+    N are the elements of matrices that multiply activations, the head among them, tied or not; the embedding, a
+    look-up, is not. Attention counts as if every token saw the whole sequence: neither the causal mask nor documents
+    lower it. Nor do norms, the softmax or recomputed activations raise it.
+    """
+    N = model.layers * block_matrices(model) + vocab * model.hidden
+    return 6 * N + 12 * model.layers * model.heads * model.head_dim * sequence
+
+
+def block_matrices(model: config.Model) -> int:
+    """Elements of the matrices of a block."""
+    heads = 2 * model.heads + 2 * model.kv_heads  # q and out, k and v
+    return model.hidden * (heads * model.head_dim + 3 * model.ffn)

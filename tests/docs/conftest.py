@@ -1,0 +1,40 @@
+"""One directory for all commands, and an option to run all of them as they stand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.home import copy_home, make_home
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--docs", action="store_true", help="every command of the documentation, also those of minutes")
+
+
+@pytest.fixture(scope="session")
+def everything(request: pytest.FixtureRequest) -> bool:
+    return request.config.getoption("--docs", False)
+
+
+@pytest.fixture(scope="session")
+def whole_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home, before = tmp_path_factory.mktemp("home"), Path.cwd()
+    os.chdir(home)
+    try:
+        make_home(home)
+    finally:
+        os.chdir(before)
+    return home
+
+
+@pytest.fixture
+def home(whole_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of it, as the current directory."""
+    copy_home(whole_home, tmp_path / "home")
+    monkeypatch.chdir(tmp_path / "home")
+    monkeypatch.setenv("COLUMNS", "120")
+    yield tmp_path / "home"

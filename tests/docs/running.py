@@ -1,0 +1,152 @@
+"""A command of the documentation, run for real: in this process, since a new one would wait seconds for torch.
+
+Trainings are shortened, unless all of them are asked for: small settings are added in place of those that the command
+does not name itself. Nothing else is changed but what IN_A_TEST says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import re
+import runpy
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+from fasttrain.cli import COMMANDS
+from fasttrain.config import load
+from fasttrain.recipes import RECIPES
+from fasttrain.train import main as train
+from tests.runs import SMALL
+
+# Placeholders, and figures of runs that are longer than those of a test
+IN_A_TEST = {
+    "RUN": "runs/tiny",
+    "DIR": "data/mine",
+    "/data/tokens": "data/mine",
+    "4711": "47",
+    "2000000000": "1000",
+    "runs/base@400": "runs/base@3",
+}
+SHORT = [*SMALL, "--parallel.replicas", "1"]
+ALWAYS = ("--batch.steps", "--checkpoint.every", "--validation.every")  # also where the command names them
+WHOLE = "tiny"  # the recipe that a test of minutes can train as it is
+PARSED = ("plan", "verify-resume")  # commands that also take the options of a training
+
+
+class Outcome(NamedTuple):
+    code: int
+    output: str
+
+
+def is_training(words: Sequence[str]) -> bool:
+    return words[:2] == ["fasttrain", "train"] or words[:3] == ["python", "-m", "fasttrain.train"]
+
+
+def training_options(words: Sequence[str]) -> list[str]:
+    return list(words[words.index("train") + 1 :] if words[0] == "fasttrain" else words[3:])
+
+
+def run(words: Sequence[str], *, everything: bool) -> Outcome:
+    """In the current directory."""
+    words = [IN_A_TEST.get(word, word) for word in words]
+    target = None
+    if ">" in words:
+        target, words = words[words.index(">") + 1], words[: words.index(">")]
+    outcome = call(_program(words, everything=everything))
+    if target:
+        Path(target).write_text(outcome.output)
+    return outcome
+
+
+def _program(words: Sequence[str], *, everything: bool) -> Callable[[], int]:
+    if is_training(words):
+        options = training_options(words)
+        is_whole = everything and _recipe(options) == WHOLE
+        return lambda: train(options if is_whole or "--help" in options else shortened(options))
+    if words[0] == "fasttrain":
+        name, arguments = _command(words[1:])
+        if "--out" in arguments and name in ("data prepare", "export"):  # they do not write over what is there
+            shutil.rmtree(arguments[arguments.index("--out") + 1], ignore_errors=True)
+        return lambda: importlib.import_module(COMMANDS[name].module).main(arguments)
+    assert words[:2] == ["python", "-m"], words
+    return lambda: _module(words[2], words[3:])
+
+
+def shortened(options: Sequence[str]) -> list[str]:
+    """A training of a few steps of a small model, with everything else as it is named."""
+    pairs = [SHORT[at : at + 2] for at in range(0, len(SHORT), 2)]
+    if (recipe := _recipe(options)) != WHOLE:
+        pairs.append(["--out", f"runs/short-{list(RECIPES).index(recipe)}"])  # the recipe's name states another size
+    added = [pair for pair in pairs if pair[0] in ALWAYS or pair[0] not in options]
+    return [*options, *(word for pair in added for word in pair)]
+
+
+def parse(words: Sequence[str]) -> None:
+    """The parser of the command takes these words; a mistake fails the test."""
+    words = [IN_A_TEST.get(word, word) for word in words]
+    words = words[: words.index(">")] if ">" in words else words
+
+    def parsed() -> int:
+        if is_training(words):
+            load(training_options(words), RECIPES)
+            return 0
+        name, arguments = _command(words[1:])
+        parser: argparse.ArgumentParser = importlib.import_module(COMMANDS[name].module)._parser()
+        _, rest = parser.parse_known_args(arguments)
+        assert not rest or name in PARSED, f"fasttrain {name} does not know {rest}"
+        load(rest, RECIPES)
+        return 0
+
+    outcome = call(parsed)
+    assert outcome.code == 0, outcome.output
+
+
+def call(program: Callable[[], int]) -> Outcome:
+    """Its exit code, and what it printed on both streams."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        try:
+            code = program()
+        except SystemExit as exit:
+            code = 0 if exit.code is None else exit.code if isinstance(exit.code, int) else 1
+            if isinstance(exit.code, str):
+                print(exit.code)
+    return Outcome(code, output.getvalue())
+
+
+def matches(shown: str, output: str) -> str:
+    """Empty, or the line of a page that is not in the output, after the lines before it. `...` is anything."""
+    rest = output.splitlines()
+    for line in filter(None, map(str.strip, shown.splitlines())):
+        if line == "...":
+            continue
+        pattern = re.compile(".*".join(map(re.escape, re.split(r"\.\.\.", line))))
+        places = [number for number, printed in enumerate(rest) if pattern.search(printed)]
+        if not places:
+            return line
+        rest = rest[places[0] + 1 :]
+    return ""
+
+
+def _recipe(options: Sequence[str]) -> str:
+    return options[options.index("--recipe") + 1] if "--recipe" in options else next(iter(RECIPES))
+
+
+def _command(words: Sequence[str]) -> tuple[str, list[str]]:
+    for length in (2, 1):
+        if (name := " ".join(words[:length])) in COMMANDS:
+            return name, list(words[length:])
+    raise AssertionError(f"there is no command fasttrain {' '.join(words)}")
+
+
+def _module(name: str, arguments: Sequence[str]) -> int:
+    with patch.object(sys, "argv", [name, *arguments]):
+        runpy.run_module(name, run_name="__main__", alter_sys=False)
+    return 0

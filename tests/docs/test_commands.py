@@ -1,0 +1,90 @@
+"""Every command in the README and the pages is run, or is in the table of those that cannot be, and is checked there.
+
+`make test` shortens trainings, and parses what takes longer than that; `make test-docs` runs these too.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.docs.elsewhere import ELSEWHERE, elsewhere
+from tests.docs.pages import SHELL, Block, Command, blocks, commands, commands_of, inline_commands
+from tests.docs.running import is_training, matches, parse, run, training_options
+
+SLOW = ("fasttrain verify-resume",)  # real processes, for a minute
+OUTPUT = ("kernels/fasttrain_kernels/",)  # how untagged blocks begin that are no commands
+SHELLS = ("python3 -c",)  # commands with a pipe
+TYPED = [block for block in blocks() if block.language in SHELL and not block.text.startswith(OUTPUT)]
+
+
+@pytest.mark.parametrize("block", TYPED, ids=str)
+def test_the_commands_of_a_block_run_one_after_another(block: Block, home: Path, everything: bool) -> None:
+    typed = list(commands_of(block))
+    assert typed, f"{block}: no command; output is ```text, and behind a $ in ```console"
+    seen: set[str] = set()
+    for command, after in zip(typed, [*typed[1:], None], strict=True):
+        expected = int(after.shown) if after and after.text == "echo $?" else 0
+        if command.text != "echo $?":
+            _deal_with(command, block, expected, seen, everything=everything)
+
+
+def _deal_with(command: Command, block: Block, expected: int, seen: set[str], *, everything: bool) -> None:
+    if command.text.startswith(SHELLS):
+        _in_a_shell(command)
+    elif row := elsewhere(command.text):
+        row.check(command.words)
+    elif command.text.startswith(SLOW) and not everything:
+        parse(command.words)
+    elif command.words[0] == "fasttrain" or command.words[:2] == ["python", "-m"]:
+        if is_training(command.words):
+            _make_way(training_options(command.words), seen if block.language == "console" else set())
+        outcome = run(command.words, everything=everything)
+        assert outcome.code == expected, f"{command} has exit code {outcome.code}:\n{outcome.output}"
+        if everything or not is_training(command.words):
+            missing = matches(command.shown, outcome.output)
+            assert not missing, f"{command} does not print\n{missing}\nbut\n{outcome.output}"
+    else:
+        pytest.fail(f"{command}: no test runs it; give it a rule here, or a row in elsewhere.py")
+
+
+def _make_way(options: Sequence[str], seen: set[str]) -> None:
+    """A training does not find its directory, except that of an earlier one in a console, which it goes on with."""
+    recipe = options[options.index("--recipe") + 1] if "--recipe" in options else "tiny"
+    out = options[options.index("--out") + 1] if "--out" in options else f"runs/{recipe}"
+    if out not in seen:
+        shutil.rmtree(out, ignore_errors=True)
+    seen.add(out)
+
+
+def _in_a_shell(command: Command) -> None:
+    """In the directory of a checkpoint."""
+    checkpoint = sorted(Path("runs/tiny/checkpoints").glob("step-*"))[-1]
+    subprocess.run(["bash", "-c", command.text], cwd=checkpoint, check=True)
+
+
+def test_commands_between_backticks_exist(home: Path) -> None:
+    """They are mentioned, not told to be typed: the parser knows them, or the table does."""
+    for command in inline_commands():
+        if row := elsewhere(command.text):
+            if "--" not in command.text or command.words[0] != "torchrun":
+                row.check(command.words)
+        elif command.words[0] == "fasttrain" and len(command.words) > 2 and "--" in command.text:
+            parse([word for word in command.words if word not in ("--help", "...")])
+        elif command.words[0] == "fasttrain":
+            run([*command.words, "--help"], everything=False)
+
+
+def test_there_are_commands() -> None:
+    found = [command.text for command in commands()]
+    assert len(found) > 60
+    assert any(is_training(text.split()) for text in found)
+
+
+def test_no_row_of_the_table_is_left_over() -> None:
+    found = [command.text for command in [*commands(), *inline_commands()]]
+    assert [row.begins for row in ELSEWHERE if not any(text.startswith(row.begins) for text in found)] == []

@@ -1,0 +1,124 @@
+"""SIGKILL, which no process can see coming: at any moment, and again and again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fasttrain.checkpoint import list_checkpoints
+from fasttrain.metrics import read_metrics
+from tests.faults.conftest import Row
+from tests.faults.processes import Training, finished, last_step
+from tests.runs import curve, incidents, weights
+
+KILLS = 50
+EVERY = 4  # steps between checkpoints
+LONG = [
+    *("--batch.steps", 150, "--checkpoint.every", EVERY, "--model.dropout", 0.2, "--data.lint", "off"),
+    *("--validation.every", 0, "--log.every", 10),
+]
+SLOW_DISK = 0.02  # seconds of an fsync
+
+
+def on_a_slow_disk() -> None:
+    """A save takes long enough to be killed in."""
+    fsync = os.fsync
+
+    def slow(descriptor: int) -> None:
+        time.sleep(SLOW_DISK)
+        fsync(descriptor)
+
+    os.fsync = slow
+
+
+def partial_directories(run: Path) -> list[Path]:
+    return list((run / "checkpoints").glob(".step-*.partial-*"))
+
+
+def wait_for_a_moment(training: Training, before: int, dice: random.Random) -> None:
+    """To be killed at."""
+    kind = dice.choice(["starting", "in a save", "in a save", "anywhere", "anywhere"])
+    if kind == "starting":
+        time.sleep(dice.uniform(0, 0.6))
+    elif kind == "in a save":
+        for _ in range(dice.randint(1, 3)):  # not always the first one
+            training.until(lambda: not partial_directories(training.run), pause=0.001)
+            training.until(lambda: partial_directories(training.run), pause=0.001)
+        time.sleep(dice.uniform(0, 4 * SLOW_DISK))
+    else:
+        training.until_step(before + dice.randint(1, 12))
+        time.sleep(dice.uniform(0, 0.05))
+
+
+@pytest.mark.faults
+def test_fifty_kills_lose_nothing_but_time(tmp_path: Path, row: Row) -> None:
+    run, dice = tmp_path / "killed", random.Random(5)
+    lost: list[int] = []
+    in_a_save = 0
+    for _ in range(KILLS):
+        saved = list_checkpoints(run / "checkpoints")
+        begun = saved[-1].step if saved else 0
+        with Training(run, *LONG, fault=on_a_slow_disk) as training:
+            wait_for_a_moment(training, begun, dice)
+            training.signal(signal.SIGKILL)
+            assert training.ends() == -signal.SIGKILL
+        in_a_save += len(partial_directories(run))
+        saved = list_checkpoints(run / "checkpoints")
+        for checkpoint in saved:
+            checkpoint.verify()
+        newest = saved[-1].step if saved else 0
+        assert newest >= begun
+        lost.append(max(last_step(run) - newest, 0))
+    finished(run, *LONG)
+    finished(tmp_path / "whole", *LONG)
+    assert not partial_directories(run)
+    assert in_a_save >= KILLS / 5
+    assert max(lost) <= 2 * EVERY  # an interval, and what was trained while the last one was being written
+    killed, whole = read_metrics(run), read_metrics(tmp_path / "whole")
+    assert curve(killed, "step") == list(range(1, 151))
+    for figure in ("loss", "grad_norm", "valid_tokens", "tokens"):
+        assert curve(killed, figure) == curve(whole, figure)
+    torch.testing.assert_close(weights(run), weights(tmp_path / "whole"), rtol=0, atol=0)
+    resumed = len(incidents(run, "resume"))
+    row(
+        "SIGKILL at random moments",
+        happened=f"{KILLS} kills of one run, {in_a_save} of them in a save; every checkpoint sound after each; losses, "
+        "gradient norms and all tensors at the end are bitwise those of a run without kills",
+        lost=f"at most {max(lost)} steps at once, {sum(lost) / KILLS:.1f} on average, at a checkpoint every {EVERY}",
+        reported=f"{resumed} incidents `resume`, with the checkpoint",
+    )
+
+
+@pytest.mark.parametrize(
+    ("world", "options"),
+    [
+        (1, ["--optim.kind", "adamw", "--model.dropout", 0.2]),
+        pytest.param(1, ["--optim.kind", "muon", "--data.document_mask", False], marks=pytest.mark.faults),
+        pytest.param(2, ["--optim.kind", "muon", "--model.dropout", 0.2], marks=pytest.mark.faults),
+    ],
+)
+def test_a_killed_run_goes_on_bitwise_as_if_it_had_not_been(tmp_path: Path, world: int, options: list[Any]) -> None:
+    long = [*options, "--batch.steps", 24, "--checkpoint.every", 2, "--validation.every", 0, "--data.lint", "off"]
+    run, whole = tmp_path / "killed", tmp_path / "at once"
+    with Training(run, *long, world=world) as training:
+        training.until_step(5)
+        for rank in range(world):
+            training.signal(signal.SIGKILL, rank)
+        assert training.ends() == -signal.SIGKILL
+    steps = [c.step for c in list_checkpoints(run / "checkpoints")]
+    assert steps
+    assert steps[-1] < 24
+    finished(run, *long, world=world)
+    finished(whole, *long, world=world)
+    assert incidents(run, "resume")[0]["step"] == steps[-1]
+    assert curve(read_metrics(run), "step") == list(range(1, 25))
+    for figure in ("loss", "grad_norm"):
+        assert curve(read_metrics(run), figure) == curve(read_metrics(whole), figure)
+    torch.testing.assert_close(weights(run), weights(whole), rtol=0, atol=0)
