@@ -1,6 +1,6 @@
 # CI runs these targets verbatim. Everything is installed into .venv by the first target that needs it.
 .DEFAULT_GOAL := help
-.PHONY: help train tour test test-gpu test-browser test-faults check format bench compiled clean
+.PHONY: help train tour test test-gpu test-browser test-eval test-docs test-faults check format bench bench-save bench-long bench-report compiled static clean
 
 VENV    ?= .venv
 PYTHON  ?= python3
@@ -29,6 +29,13 @@ test-browser: $(VENV)/.installed-dev ## the page of fasttrain report in a real b
 	@$(INSTALL) -e '.[dev,browser]'
 	@$(BIN)/python -m pytest tests/fasttrain/report/test_browser.py -rs
 
+test-eval: $(VENV)/.installed-dev ## fasttrain eval --tasks, with lm-evaluation-harness (50 packages, 430 MB)
+	@$(INSTALL) -e '.[dev,eval]'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fasttrain/evaluate -rs
+
+test-docs: $(VENV)/.installed-dev ## every command of the documentation, with nothing shortened that fits on this machine
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/docs --docs -rs --durations=8
+
 test-faults: $(VENV)/.installed-dev ## inject every fault that a run has to survive, and print what was lost and reported
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults --faults -rs --durations=8
 
@@ -42,11 +49,25 @@ format: $(VENV)/.installed-dev ## apply lint fixes and formatting
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/.installed-dev ## speed and memory against reference PyTorch
-	@$(BIN)/python -m pytest bench -p no:xdist -s
+BENCH := $(BIN)/python -m pytest bench -p no:xdist --benchmark-quiet --durations=8
+
+bench: $(VENV)/.installed-dev ## speed and memory against reference PyTorch and the last saved run on this hardware
+	@$(BENCH)
+
+bench-save: $(VENV)/.installed-dev ## the same, and keep the figures in bench/results/history
+	@$(BENCH) --save
+
+bench-long: $(VENV)/.installed-dev ## the benchmarks that take more than an hour
+	@$(BENCH) -m long --long
+
+bench-report: $(VENV)/.installed-dev ## bench.html: the saved figures as a page with plots
+	@$(BIN)/python -m bench.report --out bench.html
 
 compiled: $(VENV)/.installed-dev ## every kernel compiled for every GPU target: registers, spills, shared memory
 	@$(BIN)/python -m fasttrain_kernels.testing.compiled
+
+static: $(VENV)/.installed-dev ## bytes, registers and widths at training shapes, beside the stored ones of Liger and CCE
+	@$(BIN)/python -m bench.static --check
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info

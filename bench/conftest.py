@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import tracking
+from bench import machine, tracking
 from bench.figures import Figure, figure
 from fasttrain.metrics.sensors import GpuSensors
 
@@ -50,6 +50,7 @@ class Results:
 
 
 _results = pytest.StashKey[Results]()
+_broken = pytest.StashKey[list[str]]()  # of a test
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     results = session.config.stash[_results]
-    found = tracking.changes(results.figures, tracking.history(), tracking.machine.hardware())
+    found = tracking.changes(results.figures, tracking.history(tracking.HISTORY), machine.hardware())
     results.worse = [change for change in found if change.worse]
     if results.worse and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -86,11 +87,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     run = tracking.this_run(results.rows, GpuSensors(torch.device("cuda")).read() if torch.cuda.is_available() else {})
     _tell_changes(terminalreporter.write_line, results, run)
     if config.getoption("--save"):
-        terminalreporter.write_line(f"\nsaved in {tracking.save(run)}")
+        terminalreporter.write_line(f"\nsaved in {tracking.save(run, tracking.HISTORY)}")
 
 
 def _tell_changes(write: Callable[[str], None], results: Results, run: tracking.Run) -> None:
-    runs = tracking.history()
+    runs = tracking.history(tracking.HISTORY)
     found = tracking.changes(results.figures, runs, run.hardware)
     if not found:
         return
@@ -114,6 +115,8 @@ def _date(run: tracking.Run) -> str:
 def _short(figure: Figure) -> str:
     if figure.kind in ("memory", "exact") and figure.unit == "B":
         return f"{figure.value / 1e6:10.3f} MB"
+    if figure.unit == "s" and figure.value < 0.1:
+        return f"{figure.value * 1e3:8.3f} ms"
     unit = f" {figure.unit}" if figure.unit else ""
     return f"{figure.value:8.3f}{unit}"
 
@@ -127,9 +130,18 @@ def report(request: pytest.FixtureRequest) -> Callable[..., None]:
 
     def publish(title: str, table: Table, *, about: dict[str, Any] | None = None) -> None:
         broken = request.config.stash[_results].add(title, table, about or {})
-        assert not broken, "; ".join(broken)
+        request.node.stash.setdefault(_broken, []).extend(broken)
 
     return publish
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
+    """A test whose figures are beyond their limits fails, once it has told all of them."""
+    result = yield
+    broken = pyfuncitem.stash.get(_broken, [])
+    assert not broken, "; ".join(broken)
+    return result
 
 
 @pytest.fixture

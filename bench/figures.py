@@ -1,8 +1,8 @@
 """What a benchmark says: a number, what kind of number, and what it must not exceed.
 
-    ratio   against a reference in the same run; gates: by its limit, and against the last run by its margin
-    exact   the same on every run of the same code, as bytes; gates: may never get worse
-    time, memory, rate, note   told and stored, not judged: they are the machine's as much as ours
+ratio   against a reference in the same run; gates: by its limit, and against the last run by its margin
+exact   the same on every run of the same code, as bytes; gates: may never get worse
+time, memory, rate, note   told and stored, not judged: they are the machine's as much as ours
 """
 
 from __future__ import annotations

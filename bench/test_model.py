@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bench.contenders import BATCH, MODEL, SEQUENCE
+from bench.figures import memory, ratio, seconds
 from bench.turns import turns
 
 ROUNDS = {8_192: 9, 50_304: 5}
@@ -27,23 +28,28 @@ def test_step(report, vocab):
         race.take(ROUNDS[vocab])
         _assert_equal_losses(race, ours)
         size = f"{BATCH} x {SEQUENCE} tokens, hidden {MODEL.hidden}, vocabulary {vocab}, float32, CPU"
-        speeds = {rival: race.speed(ours, rival) for rival in LEAST_SPEED}
-        report(
-            f"step_time_{vocab}: {size}",
-            {name: {"CPU s": statistics.median(seconds)} for name, seconds in race.seconds.items()}
-            | {f"{ours}, against {rival}": row | {"at least": LEAST_SPEED[rival]} for rival, row in speeds.items()},
-        )
-        memory = {name: race.ask(name, "memory") for name in (ours, *RIVALS)}
-        shares = {name: bytes_ / memory["plain, compiled"] for name, bytes_ in memory.items()}
-        report(
-            f"step_memory_{vocab}: the same, beyond weights, gradients and optimizer state",
-            {name: {"MB": memory[name] / 1e6, "of plain": share} for name, share in shares.items()},
-        )
-        report(f"step_parts_{vocab}: where its time goes", {ours: race.ask(ours, "parts")})
-    for rival, least in LEAST_SPEED.items():
-        assert speeds[rival][f"x {rival}"] >= least, rival
-    if vocab == max(ROUNDS):
-        assert shares[ours] <= MOST_MEMORY
+        speeds = {rival: _gated(race.speed(ours, rival), least) for rival, least in LEAST_SPEED.items()}
+        peak = {name: race.ask(name, "memory") for name in (ours, *RIVALS)}
+        parts = race.ask(ours, "parts")
+    report(f"step_parts_{vocab}: where its time goes", {ours: parts})
+    report(
+        f"step_memory_{vocab}: the same, beyond weights, gradients and optimizer state",
+        {
+            name: {"peak": memory(size), "of plain": _of_plain(size / peak["plain, compiled"], vocab, name == ours)}
+            for name, size in peak.items()
+        },
+    )
+    report(
+        f"step_time_{vocab}: {size}",
+        {name: {"CPU": seconds(statistics.median(taken))} for name, taken in race.seconds.items()}
+        | {f"{ours}, against {rival}": row for rival, row in speeds.items()},
+    )
+
+
+def _of_plain(share, vocab, ours):
+    if not ours:
+        return ratio(share, margin=None)
+    return ratio(share, at_most=MOST_MEMORY if vocab == max(ROUNDS) else None, margin=0.01)  # bytes vary little
 
 
 def test_streaming_ops_are_fused_by_the_compiler(report):
@@ -52,6 +58,11 @@ def test_streaming_ops_are_fused_by_the_compiler(report):
         race.take(3)
         speed = race.speed("fasttrain", "fasttrain, opaque ops")
         report(f"step_opaque_{vocab}: had the compiler seen ops", {"fasttrain": speed})
+
+
+def _gated(speed, least):
+    median, *spread = speed.items()
+    return {median[0]: ratio(median[1], at_least=least), **dict(spread)}
 
 
 def _assert_equal_losses(race, name):

@@ -1,7 +1,6 @@
 """Muon against AdamW: tokens and time to the validation loss that AdamW ends at, on the default corpus.
 
-    python -m pytest bench/test_muon.py -p no:xdist -s        (skipped unless named like this)
-                                                                (-k 128: 10 minutes or more; -k 384: 35 or more)
+    python -m pytest bench/test_muon.py -p no:xdist -s --long       (-k 128: 10 minutes or more; -k 384: 35 or more)
 
 Both runs are the trainer's own, from its first step to its last, at 16k tokens a step: on recipe tiny's model, hidden
 128, and on one of hidden 384 and 6 layers. Each has a schedule of its own length, so Muon's fewer tokens are those of a
@@ -21,6 +20,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from bench.figures import ratio, seconds
 from fasttrain import train
 
 TOKENS, TIME = 0.65, 0.8  # at most, of AdamW's
@@ -89,17 +89,18 @@ class Outcome:
 
     def row(self) -> dict[str, float]:
         tokens = self.steps * SHARED["batch.sequences"] * 256
-        return {"loss": self.loss, "M tokens": tokens / 1e6, "CPU s": self.seconds, "CPU s/step": self.step_seconds}
+        times = {"CPU": seconds(self.seconds), "CPU of a step": seconds(self.step_seconds)}
+        return {"loss": self.loss, "M tokens": tokens / 1e6} | times
 
 
 def run(directory: Path, settings: dict[str, object]) -> Outcome:
     """A whole run of the training command, in this process."""
     torch.compiler.reset()  # each run compiles for itself
     options = SHARED | settings | {"out": directory}
-    with cpu_seconds_of_steps() as seconds:
+    with cpu_seconds_of_steps() as taken:
         assert train.main(arguments(options)) == 0
     # The mean leaves out the first step, which compiles, from an empty cache or a full one.
-    return Outcome(loss=final_loss(directory), steps=len(seconds), step_seconds=statistics.fmean(seconds[1:]))
+    return Outcome(loss=final_loss(directory), steps=len(taken), step_seconds=statistics.fmean(taken[1:]))
 
 
 def arguments(options: dict[str, object]) -> list[str]:
@@ -110,43 +111,38 @@ def arguments(options: dict[str, object]) -> list[str]:
 @contextmanager
 def cpu_seconds_of_steps() -> Iterator[list[float]]:
     """CPU time of each step: forward, backward, update, and the data read meanwhile; not validation, not saving."""
-    seconds, run_step = [], train.run_step
+    taken, run_step = [], train.run_step
 
     def timed(*args, **kwargs):
         begin = time.process_time()
         result = run_step(*args, **kwargs)
-        seconds.append(time.process_time() - begin)
+        taken.append(time.process_time() - begin)
         return result
 
     with patch.object(train, "run_step", timed):
-        yield seconds
+        yield taken
 
 
 def final_loss(directory: Path) -> float:
     return json.loads((directory / "validation.jsonl").read_text().splitlines()[-1])["loss"]
 
 
-@pytest.fixture(autouse=True)
-def _named(request):
-    if not any(Path(__file__).name in argument for argument in request.config.args):
-        pytest.skip("takes minutes: name the file to run it")
-
-
+@pytest.mark.long
 @pytest.mark.parametrize("hidden", SIZES)
 def test_muon_reaches_the_loss_of_adamw_with_fewer_tokens_and_in_less_time(tmp_path, report, hidden):
     torch.set_num_threads(1)
     size = SIZES[hidden]
     adamw = run(tmp_path / "adamw", size.model | ADAMW | size.adamw)
     muon = run(tmp_path / "muon", size.model | MUON | size.muon)
-    tokens, seconds = muon.steps / adamw.steps, muon.seconds / adamw.seconds
+    assert muon.loss <= adamw.loss
     report(
         f"muon_{hidden}: against the best AdamW found, hidden {hidden}, 16k tokens a step, one thread",
         {
             "AdamW": adamw.row(),
             "Muon": muon.row(),
-            "ratio": {"tokens": tokens, "CPU time": seconds},
+            "ratio": {
+                "tokens": ratio(muon.steps / adamw.steps, at_most=TOKENS),
+                "CPU time": ratio(muon.seconds / adamw.seconds, at_most=TIME),
+            },
         },
     )
-    assert muon.loss <= adamw.loss
-    assert tokens <= TOKENS
-    assert seconds <= TIME

@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 
+from bench.figures import memory, rate
 from fasttrain.plan.published import points
 
 MOST_MEMORY, MOST_SPEED = 0.10, 0.20  # the limits, as shares
@@ -37,11 +38,11 @@ def test_runs_on_this_cpu(report, tmp_path):
         before, measured, after = (_ask(command, arguments, tmp_path) for command in ("plan", "run", "plan"))
         planned = statistics.mean((before["rate"], after["rate"]))
         rows[name] = {
-            "MiB planned": before["bytes"] / 2**20,
-            "MiB measured": measured["bytes"] / 2**20,
+            "memory planned": memory(before["bytes"]),
+            "memory measured": memory(measured["bytes"]),
             "memory": before["bytes"] / measured["bytes"] - 1,
-            "tokens/s planned": planned,
-            "tokens/s measured": measured["rate"],
+            "planned": rate(planned, "tokens/s"),
+            "measured": rate(measured["rate"], "tokens/s"),
             "speed": planned / measured["rate"] - 1,
         }
     report("plan_cpu: planned against measured, runs of the trainer on this CPU, float32, one thread", rows)

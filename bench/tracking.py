@@ -1,6 +1,6 @@
 """Runs of the benchmarks as dated files, and the change of a figure since the last run on the same hardware.
 
-A file is one day's rows of one source on one hardware: bench/results/history/<date>-<hardware>-<commit>[-<changes>].json.
+A file is one day's rows of one source on one hardware, results/history/<date>-<hardware>-<commit>[-<changes>].json.
 Running again adds rows to it, and replaces those of the same name. Rows of different sources are never in one file.
 """
 
@@ -58,7 +58,7 @@ def this_run(rows: Rows, sensors: dict[str, float] | None = None) -> Run:
     )
 
 
-def save(run: Run, folder: Path = HISTORY) -> Path:
+def save(run: Run, folder: Path) -> Path:
     """Into the file of this day, hardware and source, with the rows that it already has."""
     path = folder / run.file
     rows = (load(path).rows if path.exists() else {}) | run.rows
@@ -83,7 +83,7 @@ def load(path: Path) -> Run:
         raise ValueError(f"{path} is not a result of the benchmarks: {error!r}; delete it, or restore it") from error
 
 
-def history(folder: Path = HISTORY) -> list[Run]:
+def history(folder: Path) -> list[Run]:
     """All runs, the oldest first."""
     return sorted((load(path) for path in folder.glob("*.json")), key=lambda run: run.date)
 

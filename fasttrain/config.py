@@ -243,7 +243,7 @@ class Validation:
     patience: int = 0
     """Stop after so many validations in a row without a lower loss on the held-out documents; 0: never."""
     sample: str = "def "
-    """The model continues this text at the end of the run; empty: no sample."""
+    """The model continues this text at each validation; empty: no sample."""
     sample_tokens: int = 64
     """Length of the continuation."""
 
@@ -346,7 +346,8 @@ def load(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]], prog:
         arguments = [*_arguments(_read(path, sources.error)), *arguments]
     description = (
         f"Sources of the settings, later ones override earlier ones: --recipe NAME ({', '.join(recipes)}), "
-        "--config FILE.toml (repeatable), and the options below. --profile is --log.profile 3. Several datasets, in place of --data.path: "
+        "--config FILE.toml (repeatable), and the options below. --profile is --log.profile 3. "
+        "Several datasets, in place of --data.path: "
         "--data.mixture.NAME.path, --data.mixture.NAME.weight and --data.mixture.NAME.epochs, for any NAME."
     )
     try:

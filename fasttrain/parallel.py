@@ -13,10 +13,7 @@ averaged: the loss is divided by the valid tokens of all ranks before backward (
 from __future__ import annotations
 
 import functools
-import shutil
-import sysconfig
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from fasttrain import config
+from fasttrain.compiler import missing_compiler
 from fasttrain.model import Decoder
 from fasttrain.runtime import Runtime
 
@@ -68,7 +66,7 @@ def before_backward(model: Decoder, parallel: config.Parallel, *, last: bool) ->
 
 def compiles(parallel: config.Parallel, runtime: Runtime, flops: float) -> tuple[bool, str]:
     """Whether the blocks of a run of so many FLOPs are compiled, and why."""
-    missing = _missing_compiler() if runtime.device.type == "cpu" else ""
+    missing = missing_compiler() if runtime.device.type == "cpu" else ""
     if parallel.compile == "on" and missing:
         raise ValueError(f"parallel.compile is on, but {missing}; install it, or set parallel.compile to auto or off")
     if parallel.compile != "auto":
@@ -78,22 +76,6 @@ def compiles(parallel: config.Parallel, runtime: Runtime, flops: float) -> tuple
     if runtime.device.type == "cpu" and flops < COMPILE_PAYS:
         return False, "the run is too short to pay for it"
     return True, "auto"
-
-
-def _missing_compiler() -> str:
-    """What torch.compile lacks on this machine to compile for its CPU."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        compiler = get_cpp_compiler()
-    except InvalidCxxCompiler:
-        compiler = ""
-    if not compiler or not shutil.which(compiler):
-        return "there is no C++ compiler (g++)"
-    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-        return "there are no Python headers (python3-dev)"
-    return ""
 
 
 def _prepared(forward: Callable[..., Any], recompute: str, compiled: bool) -> Callable[..., Any]:

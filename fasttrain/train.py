@@ -227,7 +227,7 @@ def train(run: Run, journal: Journal) -> int:
         contextlib.closing(checkpoints),
         stop_signals() as signals,
         Profiler(
-            settings.out / "profile", runtime, steps=settings.log.profile, first=run.progress.step, tell=journal.note
+            settings.out / "profile", runtime, steps=settings.log.profile, done=run.progress.step, tell=journal.note
         ) as profiler,
     ):
         save = functools.partial(run.save, checkpoints)
@@ -391,13 +391,14 @@ def _give_initial_weights(model: Decoder, settings: Config) -> None:
 
 
 def _validate(run: Run, journal: Journal) -> float | None:
-    """Score every set; the loss on the held-out documents, if there are some."""
+    """Score every set, and let the model write; the loss on the held-out documents, if there are some."""
     journal.flush()
     scores = {name: samples.score(run.model) for name, samples in run.validation.items()}
     if mean := mean_score(scores, run.data.weights):
         scores[HELD_OUT] = mean
     for name, score in scores.items():
         journal.validation(run.progress.step, name, score, score.suspicion(run.data.first.vocab))
+    _show_sample(run, journal)
     if HELD_OUT not in scores:
         return None
     run.progress = run.progress.after_validation(scores[HELD_OUT].loss)
@@ -425,7 +426,6 @@ def _finish(run: Run, journal: Journal, saves: Saves, signals: list[int]) -> int
         text = f"stopped: {progress.misses} validations in a row were not better than {progress.best_loss:.3f}"
         journal.event(progress.step, "patience", text, action="saved, ends the run")
     else:
-        _show_sample(run, journal)
         text = f"finished: {steps} steps, {progress.tokens:,} tokens; all of it is in {run.settings.out}"
         journal.event(progress.step, "finish", text)
         if run.settings.log.report:

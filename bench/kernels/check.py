@@ -1,8 +1,8 @@
 """Is a contender right? Before it is timed, on the very inputs that it is timed on.
 
-Our ops have the measure of fasttrain_kernels.testing.accuracy: outputs and gradients at most twice as far from the truth
-as eager PyTorch in the same dtype, and one rounding. Others may sum in whatever order they like: they are within the
-square root of the dtype's epsilon, of the greatest value. The truth is the reference in float64, or in float32 for
+Our ops have the measure of fasttrain_kernels.testing.accuracy: outputs and gradients are at most twice as far from the
+truth as eager PyTorch in the same dtype, and one rounding. Others may sum in whatever order they like: they are within
+the square root of the dtype's epsilon, of the greatest value. The truth is the reference in float64, or in float32 for
 16-bit inputs whose float64 would not fit.
 """
 
@@ -71,6 +71,6 @@ def wrong(found: Results, eager: Results, truth: Results, *, ours: bool) -> str:
 
 def _compared(name: str, found: Tensor, eager: Tensor, true: Tensor, ours: bool) -> Comparison:
     error, eager_error = ((x.to(true.dtype) - true).abs().max().item() for x in (found, eager))  # max keeps NaN
-    eps, greatest = torch.finfo(eager.dtype).eps, true.abs().max().item()
+    eps, greatest = max(torch.finfo(x.dtype).eps for x in (found, eager)), true.abs().max().item()
     allowed = FACTOR * eager_error + eps * greatest if ours else eps**0.5 * greatest
     return Comparison(name=name, error=error, eager_error=eager_error, allowed=allowed)

@@ -28,13 +28,16 @@ class Contender:
     make: Callable[[], Function]
     package: str = ""  # to be installed
     gpu_only: bool = False
+    half_only: bool = False
 
-    def missing(self, device: str) -> str:
+    def missing(self, device: str, dtype: torch.dtype) -> str:
         """Why it cannot take part; "" if it can."""
         if self.gpu_only and device != "cuda":
             return f"{self.package} needs a GPU"
         if self.package and importlib.util.find_spec(self.package) is None:
-            return f"{self.package} is not installed: pip install {self.package.replace('_', '-')}"
+            return f"{self.package} is not installed: pip install -c constraints.txt -e '.[rivals]'"
+        if self.half_only and dtype.itemsize != 2:
+            return f"{self.package} takes 16-bit inputs only"
         return ""
 
 
@@ -95,8 +98,8 @@ def liger_qk_norm_rope() -> Function:
 
     def run(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
         cos, sin = (torch.cat((table, table), -1)[None].to(q.dtype) for table in (cos, sin))
-        rotated = LigerRopeFunction.apply(norm(q, q_weight).transpose(1, 2), norm(k, k_weight).transpose(1, 2), cos, sin)
-        return tuple(x.transpose(1, 2) for x in rotated)
+        q, k = norm(q, q_weight).transpose(1, 2), norm(k, k_weight).transpose(1, 2)
+        return tuple(x.transpose(1, 2) for x in LigerRopeFunction.apply(q, k, cos, sin))
 
     return run
 
@@ -134,6 +137,10 @@ _OTHERS = {
     "attention": _torch(torch_attention),
     "linear_cross_entropy": _torch(torch_linear_cross_entropy)
     | _liger(liger_linear_cross_entropy)
-    | {"cut-cross-entropy": Contender(make=cut_cross_entropy, package="cut_cross_entropy", gpu_only=True)},
+    | {
+        "cut-cross-entropy": Contender(
+            make=cut_cross_entropy, package="cut_cross_entropy", gpu_only=True, half_only=True
+        )
+    },
     "swiglu": _liger(liger_swiglu),
 }

@@ -56,27 +56,28 @@ class Outcome:
 
 def cases(device: str) -> list[Case]:
     """All that this device can run: on a CPU float32, as 16-bit products are far from what it is made for."""
-    found = []
-    for op in OPS.values():
-        for size in op.gpu if device == "cuda" else op.cpu:
-            for dtype in (torch.bfloat16, torch.float32) if device == "cuda" else (torch.float32,):
-                if check.truth_dtype(dtype, op.elements(size)):
-                    found.append(Case(op=op.name, size=tuple(size.items()), dtype=dtype, device=device))
-    return found
+    dtypes = (torch.bfloat16, torch.float32) if device == "cuda" else (torch.float32,)
+    return [
+        Case(op=op.name, size=tuple(size.items()), dtype=dtype, device=device)
+        for op in OPS.values()
+        for size in (op.gpu if device == "cuda" else op.cpu)
+        for dtype in dtypes
+        if check.truth_dtype(dtype, op.elements(size))
+    ]
 
 
 def race(case: Case, contenders: dict[str, Contender]) -> dict[str, Outcome]:
     """Of those who can take part."""
     torch.compiler.reset()  # compiled for this size alone, and within dynamo's limit of sizes
     op = OPS[case.op]
-    inputs = _inputs(op, case)
+    inputs = inputs_of(case)
     upstream = check.upstream_of(check.call(op.eager, inputs))
-    functions = {name: one.make() for name, one in contenders.items() if not one.missing(case.device)}
+    functions = {name: one.make() for name, one in contenders.items() if not one.missing(case.device, case.dtype)}
     wrong = _judge(op, case, functions, inputs, upstream)
     right = {name: function for name, function in functions.items() if not wrong[name]}
     runs = {FORWARD: {}, BOTH: {}}  # type: dict[str, dict[str, Run]]
     for name, function in right.items():
-        runs[FORWARD][name], runs[BOTH][name] = _runs(function, inputs, upstream)
+        runs[FORWARD][name], runs[BOTH][name] = runs_of(function, inputs, upstream)
     peak = {p: {name: peak_bytes(run, case.device) for name, run in of.items()} for p, of in runs.items()}
     seconds = {passes: measure(of, case.device) for passes, of in runs.items()}
     return {
@@ -100,7 +101,7 @@ def _judge(
     }
 
 
-def _runs(function: Callable[..., Any], inputs: dict[str, Any], upstream: tuple[Tensor, ...]) -> tuple[Run, Run]:
+def runs_of(function: Callable[..., Any], inputs: dict[str, Any], upstream: tuple[Tensor, ...]) -> tuple[Run, Run]:
     wanted = list(check.differentiable(inputs).values())
 
     def forward() -> None:
@@ -113,10 +114,10 @@ def _runs(function: Callable[..., Any], inputs: dict[str, Any], upstream: tuple[
     return forward, both
 
 
-def _inputs(op: Op, case: Case) -> dict[str, Any]:
+def inputs_of(case: Case) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
 
     def randn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(case.device, case.dtype).requires_grad_()
 
-    return op.inputs(case.sizes, randn)
+    return OPS[case.op].inputs(case.sizes, randn)

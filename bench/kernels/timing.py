@@ -44,9 +44,9 @@ def _cpu_seconds(run: Run, calls: int) -> float:
     return time.process_time() - begin
 
 
-def measure_on_gpu(runs: dict[str, Run], rounds: int) -> Seconds:
+def measure_on_gpu(runs: dict[str, Run], rounds: int, device: str = "cuda") -> Seconds:
     """The device is waited for once, at the end: launches are queued while the cache is being cleared."""
-    cache = torch.empty(flush_bytes(torch.cuda.get_device_properties().L2_cache_size), dtype=torch.int8, device="cuda")
+    cache = torch.empty(flush_bytes(torch.cuda.get_device_properties().L2_cache_size), dtype=torch.int8, device=device)
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in runs}
     for name in turns(list(runs), rounds):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -60,7 +60,7 @@ def measure_on_gpu(runs: dict[str, Run], rounds: int) -> Seconds:
 
 
 def flush_bytes(l2: int) -> int:
-    """Twice the cache, so that nothing survives its way of replacing lines; 256 MB where the driver does not tell it."""
+    """Twice the cache, so that nothing survives its way of replacing lines; 256 MB where it is not told."""
     return 2 * l2 if l2 > 0 else 256 << 20
 
 

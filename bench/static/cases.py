@@ -9,13 +9,17 @@ M rows (tokens), N features, V vocabulary, H heads, D head dimension, P programs
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from bench.static.torch_ops import note_product
 from fasttrain_kernels.attention import attention
+from fasttrain_kernels.linear_cross_entropy import linear_cross_entropy, ops, sweep
 from fasttrain_kernels.linear_cross_entropy.rows import Options, rows_triton
 from fasttrain_kernels.qk_norm_rope import qk_norm_rope
 from fasttrain_kernels.rms_norm import add_rms_norm, rms_norm
@@ -24,6 +28,7 @@ from fasttrain_kernels.swiglu import swiglu
 BF16 = torch.bfloat16
 Sizes = dict[str, int]
 Backward = Callable[[], object]
+Terms = Callable[[Sizes, int, str], tuple[int, ...]]  # of the polynomial: sizes, P, pass -> their values
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +39,7 @@ class Shape:
     name: str  # "8192x4096"
     full: Sizes
     small: Sequence[Sizes]  # to interpret; SMS: multiprocessors of the GPU that the op believes to have
-    terms: Callable[[Sizes, int, str], tuple[int, ...]]  # of the polynomial: sizes, P, pass -> their values
+    terms: Terms
     limits: dict[str, int]  # pass -> bytes
     by_memory: bool = False  # tiles depend on the target's shared memory
 
@@ -47,6 +52,12 @@ class Case:
     shape: Shape
     run: Callable[[Sizes], Backward | None]
     locks: bool = False  # its programs take turns at elements
+    by_target: bool = False  # it takes another kernel on another target
+    # For an op that repeats one kernel in chunks beside matrix products, which cannot run at full size: a run with a
+    # single chunk, its sizes, and the terms of one launch.
+    small_run: Callable[[Sizes], Backward | None] | None = None
+    small: Sequence[Sizes] = ()
+    terms: Terms | None = None
 
 
 def ceil_div(n: int, d: int) -> int:
@@ -111,7 +122,7 @@ def _qk(M: int, Hq: int, Hk: int, D: int = 128) -> Shape:
 
 def _attention(T: int, Hq: int, Hk: int, D: int) -> Shape:
     q, kv = 2 * T * Hq * D, 2 * 2 * T * Hk * D
-    points = [dict(T=128 * n, Hq=h * Hq // Hk, Hk=h) for n, h in ((1, 1), (2, 1), (3, 1), (4, 1), (2, 2))]
+    points = [dict(T=128 * n, Hq=h * Hq // Hk, Hk=h) for n, h in ((1, 1), (2, 1), (3, 1), (4, 1), (1, 2))]
 
     def terms(s: Sizes, P: int, direction: str) -> tuple[int, ...]:
         n = s["T"] // 128
@@ -192,6 +203,29 @@ def _run_cross_entropy(s: Sizes) -> None:
     rows_triton(logits, s["V"], targets(s["M"]), torch.empty(s["M"]), options, stats=False)
 
 
+def _run_linear(s: Sizes) -> Backward:
+    """The op on tensors without memory, its matrix products noted instead of computed."""
+    hidden, weight = (torch.empty(s[rows], s["D"], dtype=BF16, device="meta") for rows in "MV")
+    labels = torch.empty(s["M"], dtype=torch.int64, device="meta")
+    autocast = patch("torch.autocast", lambda *_, **__: nullcontext())  # there is none for such tensors
+    with patch.object(sweep, "_matmul", note_product), autocast:
+        _, dhidden, dweight, scale = ops._forward(
+            *(hidden, weight, labels, None, -100, 0.0, 0.0, None, True, True, True), use_triton=True
+        )
+    return lambda: [ops._finished(grad, scale, BF16) for grad in (dhidden, dweight)]
+
+
+def _run_linear_small(s: Sizes) -> None:
+    linear_cross_entropy(fresh(s["M"], 16), fresh(s["V"], 16), targets(s["M"]))
+
+
+def chunked(s: Sizes, P: int, direction: str) -> tuple[int, ...]:
+    """Terms of a launch with a program per row."""
+    return 1, P
+
+
+CHUNKED = dict(small=[dict(M=m, V=151936, SMS=1) for m in (1, 2, 3)], terms=chunked)
+
 _OURS = {
     _run_rms: RMS,
     _run_add_rms: ADD_RMS,
@@ -201,3 +235,4 @@ _OURS = {
     _run_cross_entropy: ROWS,
 }
 OURS = [Case("fasttrain", shape, run) for run, shapes in _OURS.items() for shape in shapes]
+OURS += [Case("fasttrain", shape, _run_linear, small_run=_run_linear_small, **CHUNKED) for shape in LINEAR]

@@ -1,9 +1,9 @@
 """Bytes and operations of a launch at full size, exactly, from interpreted runs at small sizes.
 
-What a kernel moves is a polynomial in its sizes: so many bytes per row, so many per program, so many in any case. A case
-names the terms of that polynomial. Small runs give its value at some points, linear algebra over fractions the value at
-full size. There are more points than terms: if the counts were not such a polynomial, the surplus would contradict, and
-that is an error.
+What a kernel moves is a polynomial in its sizes: so many bytes per row, so many per program, so many in any case. A
+case names the terms of that polynomial. Small runs give its value at some points, linear algebra over fractions the
+value at full size. There are more points than terms: if the counts were not such a polynomial, the surplus would
+contradict, and that is an error.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@ work. B tokens, V vocabulary, D features.
 
 from __future__ import annotations
 
+import torch
 from cut_cross_entropy.cce_backward import cce_backward_kernel
 from cut_cross_entropy.cce_lse_forward import cce_lse_forward_kernel
 from cut_cross_entropy.indexed_dot import indexed_neg_dot_forward_kernel
 
-import torch
 from bench.static.cases import LINEAR, Backward, Case, Sizes, fresh, targets
 
 

@@ -14,13 +14,28 @@ from unittest.mock import patch
 
 import liger_kernel.ops.cross_entropy as cross_entropy
 import liger_kernel.ops.fused_add_rms_norm as fused_add_rms_norm
+import liger_kernel.ops.fused_linear_cross_entropy as linear
 import liger_kernel.ops.rms_norm as rms_norm
 import liger_kernel.ops.rope as rope
 import liger_kernel.ops.swiglu as swiglu
 import liger_kernel.ops.utils as utils
 import torch
 
-from bench.static.cases import ADD_RMS, BF16, QK, RMS, ROWS, SWIGLU, Backward, Case, Sizes, fresh, targets
+from bench.static.cases import (
+    ADD_RMS,
+    BF16,
+    CHUNKED,
+    LINEAR,
+    QK,
+    RMS,
+    ROWS,
+    SWIGLU,
+    Backward,
+    Case,
+    Sizes,
+    fresh,
+    targets,
+)
 
 _ARCHITECTURES = {"sm_90": "hopper", "sm_100": "blackwell", "sm_120": "blackwell_consumer", "gfx942": "cdna3"}
 _SMALL_HEADS = "n_rows < 4096 * 8"  # below, its norm of short rows takes another kernel than in training
@@ -33,28 +48,28 @@ def as_if_on(target: str) -> Iterator[None]:
         for module in (swiglu, cross_entropy):
             architecture = _ARCHITECTURES.get(target, "ampere_ada")
             stack.enter_context(patch.object(module, "infer_device_arch", lambda a=architecture: a))
-        for module in (utils, cross_entropy):
+        for module in (utils, cross_entropy, linear):
             stack.enter_context(patch.object(module, "is_hip", lambda: target.startswith("gfx")))
         yield
 
 
-def _with(function: Callable[..., Any], **replaced: str) -> Callable[..., Any]:
+def _with(function: Callable[..., Any], **replaced: tuple[str, str]) -> Callable[..., Any]:
     """A function of Liger, compiled from its source with some text replaced."""
     source = inspect.getsource(function)
-    for old, new in ((pair.split(" -> ")) for pair in replaced.values()):
-        assert source.count(old) == 1, f"{function.__name__} of this version of Liger has no {old!r}"
+    for old, new in replaced.values():
+        assert old in source, f"{function.__name__} of this version of Liger has no {old!r}"
         source = source.replace(old, new)
     namespace = dict(vars(inspect.getmodule(function)))
     exec(compile(source, inspect.getsourcefile(function) or "", "exec"), namespace)
     return namespace[function.__name__]
 
 
-def _multiprocessors(sizes: Sizes) -> str:
-    return f"sm_count = 1 -> sm_count = {sizes['SMS']}"
+def _multiprocessors(sizes: Sizes) -> tuple[str, str]:
+    return "sm_count = 1\n", f"sm_count = {sizes['SMS']}\n"
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, sizes: Sizes) -> Backward:
-    heads = f"{_SMALL_HEADS} -> n_rows < 0"
+    heads = (_SMALL_HEADS, "n_rows < 0")
     forward = _with(rms_norm.rms_norm_forward, heads=heads)
     backward = _with(rms_norm.rms_norm_backward, heads=heads, multiprocessors=_multiprocessors(sizes))
     _, x, rstd, block, warps, mode = forward(x, weight, 1e-6, 0.0, "llama", None)
@@ -105,6 +120,27 @@ def _run_cross_entropy(s: Sizes) -> None:
     cross_entropy.cross_entropy_forward(logits, labels, None, -100, 0.0, 0.0, "mean", None, False)
 
 
+def _run_linear(s: Sizes) -> Backward:
+    """On tensors without memory, by the branches that a GPU takes."""
+    hidden, weight = (torch.empty(s[rows], s["D"], dtype=BF16, device="meta", requires_grad=True) for rows in "MV")
+    fused = _with(
+        linear.fused_linear_cross_entropy_forward,
+        addmm=(
+            '== "cuda"\n                and torch.cuda.get_device_capability(grad_weight.device)[0] >= 8',
+            '== "meta"',
+        ),
+    )
+    fused.__globals__["_can_use_mm_out"] = lambda *_: True
+    with torch.no_grad():
+        *_, dhidden, dweight, _ = fused(hidden, weight, targets(s["M"]))
+    return lambda: (dhidden, dweight)  # if the loss is the last op, backward multiplies by one, and skips it
+
+
+def _run_linear_small(s: Sizes) -> None:
+    hidden, weight = fresh(s["M"], 16), fresh(s["V"], 16)
+    linear.fused_linear_cross_entropy_forward(hidden, weight, targets(s["M"]), chunk_mem_const=s["V"])
+
+
 _LIGER = {
     _run_rms: RMS,
     _run_add_rms: ADD_RMS,
@@ -112,4 +148,5 @@ _LIGER = {
     _run_qk: QK,
     _run_cross_entropy: ROWS,
 }
-LIGER = [Case("liger", shape, run) for run, shapes in _LIGER.items() for shape in shapes]
+LIGER = [Case("liger", shape, run, by_target=run is _run_swiglu) for run, shapes in _LIGER.items() for shape in shapes]
+LIGER += [Case("liger", shape, _run_linear, small_run=_run_linear_small, **CHUNKED) for shape in LINEAR]

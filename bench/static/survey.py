@@ -5,21 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-
-from bench.static.cases import Backward, Case, Sizes
+from bench.static.cases import Case, Sizes
 from bench.static.counts import Counts, extrapolate, flat, unflat
 from bench.static.gpus import CARDS
 from bench.static.prediction import predicted_us
+from bench.static.torch_ops import TorchOps
 from fasttrain_kernels._registration import kernels_on_cpu
-from fasttrain_kernels.testing import Launch, Traffic, interpret
+from fasttrain_kernels.testing import Launch, interpret
 from fasttrain_kernels.testing.compiled import Facts, RecordedLaunch, record
 from fasttrain_kernels.testing.targets import TARGETS
 
@@ -29,23 +26,23 @@ _MOST = 0.9  # of the bytes of a kernel, by instructions: the rest are values pe
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One launch on one target. None: it is an operation of torch, of which nothing is compiled."""
+    """One kernel of one pass on one target, all its launches together. None: torch runs it, nothing is compiled."""
 
     op: str
-    # "pass" in JSON
-    direction: str
+    direction: str  # "pass" in JSON
     provider: str
     shape: str
     dtype: str
     target: str
     launch: str
+    launches: int
     bytes_issued: int
     bytes_unique: int
     bytes_limit: int  # of the whole pass
     flops: int
     special: int
     registers: int | None
-    spills: int | None
+    spills: int | None  # bytes per lane, stored and loaded
     shared: int | None
     shared_limit: int
     occupancy: float | None
@@ -57,29 +54,32 @@ class Row:
     def plain(self) -> dict[str, Any]:
         return {"pass" if name == "direction" else name: value for name, value in asdict(self).items()}
 
+    @staticmethod
+    def of(plain: dict[str, Any]) -> Row:
+        return Row(**{"direction" if name == "pass" else name: value for name, value in plain.items()})
+
 
 def survey(case: Case, target: str) -> list[Row]:
     """The rows of a case."""
     sizes = case.shape.full | dict(SMS=CARDS[target].multiprocessors)
-    launched = _recorded(case, sizes, target)
-    rows = []
-    for direction in PASSES:
-        kernels = [launch for launch in launched[direction] if isinstance(launch, RecordedLaunch)]
-        programs = math.prod(kernels[0].grid) if kernels else 0
-        memory = TARGETS[target].shared_per_block if case.shape.by_memory else None
-        counted = iter(_counts(case, direction, sizes, programs, memory))
-        for launch in launched[direction]:
-            if isinstance(launch, Counts):
-                rows.append(_row(case, direction, target, launch, None, programs=1))
+    rows: dict[tuple[str, str], Row] = {}
+    for direction, events in _recorded(case, sizes, target).items():
+        first = next((event for event in events if isinstance(event, RecordedLaunch)), None)
+        for number, event in enumerate(events):
+            if isinstance(event, Counts):
+                row = _row(case, direction, target, event, None, programs=1)
             else:
-                counts = next(counted)
-                assert counts.kernel == launch.kernel, f"{counts.kernel} was interpreted, {launch.kernel} recorded"
-                rows.append(_row(case, direction, target, counts, launch.facts, programs=math.prod(launch.grid)))
-    return rows
+                before = sum(isinstance(e, RecordedLaunch) for e in events[:number])
+                programs = math.prod((event if case.small_run else first).grid)
+                counts = _counts(case, direction, before, sizes, programs, target)
+                assert counts.kernel == event.kernel, f"{counts.kernel} was interpreted, {event.kernel} recorded"
+                row = _row(case, direction, target, counts, event.facts, programs=math.prod(event.grid))
+            key = (direction, row.launch)
+            rows[key] = _sum(rows[key], row) if key in rows else row
+    return list(rows.values())
 
 
 def _row(case: Case, direction: str, target: str, counts: Counts, facts: Facts | None, *, programs: int) -> Row:
-    card, limits = CARDS[target], TARGETS[target]
     held = facts.occupancy if facts else None
     return Row(
         op=case.shape.op,
@@ -89,6 +89,7 @@ def _row(case: Case, direction: str, target: str, counts: Counts, facts: Facts |
         dtype="bf16",
         target=target,
         launch=counts.kernel,
+        launches=1,
         bytes_issued=counts.issued,
         bytes_unique=counts.unique,
         bytes_limit=case.shape.limits[direction],
@@ -97,13 +98,27 @@ def _row(case: Case, direction: str, target: str, counts: Counts, facts: Facts |
         registers=facts.registers if facts else None,
         spills=facts.spill_stores + facts.spill_loads if facts else None,
         shared=facts.shared if facts else None,
-        shared_limit=limits.shared_per_block,
-        occupancy=held.share if held else None,
+        shared_limit=TARGETS[target].shared_per_block,
+        occupancy=round(held.share, 4) if held else None,
         limiter=held.limiter if held else None,
         width_bits=width(facts) if facts else None,
         matrix=dict(sorted(facts.matrix.items())) if facts else {},
-        predicted_us=predicted_us(counts, card, programs=programs, resident=max(1, held.blocks) if held else 1),
+        predicted_us=predicted_us(counts, CARDS[target], programs=programs, resident=held.blocks if held else 1),
     )
+
+
+def _sum(row: Row, other: Row) -> Row:
+    """Two launches of a kernel as one row; of two binaries, what the worse one needs."""
+    both = (row, other)
+    added = ("launches", "bytes_issued", "bytes_unique", "flops", "special")
+    figures: dict[str, Any] = {name: sum(getattr(r, name) for r in both) for name in added}
+    figures["predicted_us"] = [round(sum(times), 2) for times in zip(*(r.predicted_us for r in both), strict=True)]
+    if row.registers is not None:
+        emptier = min(both, key=lambda r: r.occupancy or 0)
+        figures |= {name: max(getattr(r, name) for r in both) for name in ("registers", "spills", "shared")}
+        figures |= dict(occupancy=emptier.occupancy, limiter=emptier.limiter)
+        figures["width_bits"] = min(r.width_bits or 0 for r in both)
+    return replace(row, **figures)
 
 
 def width(facts: Facts) -> int:
@@ -124,92 +139,64 @@ def width(facts: Facts) -> int:
 
 def _recorded(case: Case, sizes: Sizes, target: str) -> dict[str, list[RecordedLaunch | Counts]]:
     """Launches and operations of torch, by pass."""
-    with kernels_on_cpu(multiprocessors=sizes["SMS"]), record(target) as launches, _TorchOps(launches) as noted:
-        return _by_pass(case, sizes, noted.events, target)
+    with kernels_on_cpu(multiprocessors=sizes["SMS"]), record(target) as launches, TorchOps(launches) as noted:
+        return _by_pass(case.run, case.provider, sizes, noted.events, target)
 
 
-class _TorchOps(TorchDispatchMode):
-    """Notes operations of torch between launches: a sum, a cast, a fill. Matrix products are left to BLAS."""
-
-    def __init__(self, launches: list[RecordedLaunch]) -> None:
-        super().__init__()
-        self._launches = launches
-        self._taken = 0
-        self._events: list[RecordedLaunch | Counts] = []
-
-    def events(self) -> list[RecordedLaunch | Counts]:
-        """Everything so far, in order."""
-        self._events += self._launches[self._taken :]
-        self._taken = len(self._launches)
-        return self._events
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.events()
-        result = func(*args, **(kwargs or {}))
-        counts = _torch_counts(func, [*args, *(kwargs or {}).values()], result)
-        if counts.issued:
-            self.events().append(counts)
-        return result
-
-
-def _torch_counts(func: Any, args: Iterable[Any], result: Any) -> Counts:
-    """Bytes of an operation: its inputs read, its outputs written. Views and allocations move none."""
-    inputs, outputs = ([x for x in tree_leaves(xs) if isinstance(x, Tensor)] for xs in (list(args), result))
-    name = func.overloadpacket.__name__
-    counts = Counts(f"torch {name}")
-    moves = func.namespace == "aten" and not func.is_view and not name.startswith("empty")
-    if moves and name not in ("mm", "addmm", "bmm", "detach", "_local_scalar_dense"):
-        written = [x for x in inputs if name.endswith("_")][:1] or outputs
-        read = [x for x in inputs if not (name.endswith("_") and name in ("zero_", "fill_") and x is inputs[0])]
-        counts.arguments.update({f"in{i}": Traffic(loaded=x.nbytes, unique=x.nbytes) for i, x in enumerate(read)})
-        counts.arguments.update({f"out{i}": Traffic(stored=x.nbytes, unique=x.nbytes) for i, x in enumerate(written)})
-    return counts
-
-
-def _by_pass(case: Case, sizes: Sizes, events: Callable[[], list[Any]], target: str) -> dict[str, list[Any]]:
+def _by_pass(
+    run: Callable[[Sizes], Any], provider: str, sizes: Sizes, events: Callable[[], list[Any]], target: str
+) -> dict[str, list[Any]]:
     """Run a case, and split what it launched into passes."""
-    with _as_if_on(case, target):
-        prepared = len(events())
-        backward: Backward | None = case.run(sizes)
+    with _as_if_on(provider, target):
+        backward = run(sizes)
         middle = len(events())
         if backward is not None:
             backward()
     everything = events()
-    return {"forward": everything[prepared:middle], "backward": everything[middle:]}
+    return {"forward": everything[:middle], "backward": everything[middle:]}
 
 
-@contextlib.contextmanager
-def _as_if_on(case: Case, target: str) -> Iterator[None]:
-    if case.provider == "liger":
-        from bench.static.liger import as_if_on
+def _as_if_on(provider: str, target: str) -> contextlib.AbstractContextManager[None]:
+    if provider != "liger":
+        return contextlib.nullcontext()
+    from bench.static.liger import as_if_on
 
-        with as_if_on(target):
-            yield
-    else:
-        yield
+    return as_if_on(target)
 
 
 # At small sizes, interpreted
 
 
+def _alike(case: Case, target: str) -> str:
+    """A target on which the case launches the same kernels with the same tiles, and which stands for many."""
+    if case.by_target:
+        return target
+    memory = TARGETS[target].shared_per_block
+    alike = [name for name, other in TARGETS.items() if not case.shape.by_memory or other.shared_per_block == memory]
+    return alike[0]
+
+
 @cache
-def _interpreted(case: Case, memory: int | None) -> list[tuple[Sizes, dict[str, list[Launch]]]]:
+def _interpreted(case: Case, target: str) -> list[tuple[Sizes, dict[str, list[Launch]]]]:
     """The small runs of a case: their sizes, and their launches by pass."""
-    runs = []
-    for sizes in case.shape.small:
+    return list(_interpret(case, target))
+
+
+def _interpret(case: Case, target: str) -> Iterator[tuple[Sizes, dict[str, list[Launch]]]]:
+    run, memory = case.small_run or case.run, TARGETS[target].shared_per_block
+    for sizes in case.small or case.shape.small:
         simulated = kernels_on_cpu(multiprocessors=sizes["SMS"], shared_memory=memory)
         with simulated, interpret(poison=False, locks=case.locks) as launches:
-            runs.append((sizes, _by_pass(case, sizes, lambda launches=launches: launches, "sm_90")))
-    return runs
+            yield sizes, _by_pass(run, case.provider, sizes, lambda launches=launches: launches, target)
 
 
-def _counts(case: Case, direction: str, sizes: Sizes, programs: int, memory: int | None) -> list[Counts]:
-    """The counts of each launch of a pass at full size, of which the first has so many programs."""
-    runs = [(small, launches[direction]) for small, launches in _interpreted(case, memory)]
-    points = [case.shape.terms(small, math.prod(ls[0].grid), direction) for small, ls in runs if ls]
-    full = case.shape.terms(sizes, programs, direction)
-    found = []
-    for same in zip(*(launches for _, launches in runs), strict=True):
-        figures = extrapolate(points, [flat(launch) for launch in same], full)
-        found.append(unflat(same[0].kernel, list(same[0].arguments), figures))
-    return found
+def _counts(case: Case, direction: str, number: int, sizes: Sizes, programs: int, target: str) -> Counts:
+    """The counts of a launch of a pass at full size."""
+    terms = case.terms or case.shape.terms
+    points, values = [], []
+    for small, launches in _interpreted(case, _alike(case, target)):
+        launched = launches[direction]
+        same = launched[0 if case.small_run else number]  # a case with a small run of its own repeats one kernel
+        points.append(terms(small, math.prod((same if case.small_run else launched[0]).grid), direction))
+        values.append(flat(same))
+    return unflat(same.kernel, list(same.arguments), extrapolate(points, values, terms(sizes, programs, direction)))

@@ -19,6 +19,7 @@ from fasttrain.evaluate import record, score_sets, set_line, task_lines
 from fasttrain.evaluate.sets import WHOLE
 from fasttrain.loading import Loaded, load_model
 from fasttrain.process import mistakes_without_traceback
+from fasttrain.report import write_report
 from fasttrain.runtime import Runtime
 
 PROGRAM = "fasttrain eval"
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str]) -> int:
             _show(options, loaded, lines)
             if loaded.run is not None:
                 record(loaded.run, lines)
+                if (page := loaded.run / "report.html").exists():
+                    write_report([loaded.run], page)
     return 1 if any(line.get("suspicion") for line in lines) else 0
 
 

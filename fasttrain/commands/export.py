@@ -7,6 +7,7 @@ in memory is one file of --shard-size and little more. docs/export.md explains t
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,9 +57,10 @@ def _tell(result: Exported, source: Source, dtype: str) -> None:
         print("without a tokenizer, so that texts are tokens only; --tokenizer tokenizer.json adds one")
     print("\nnext:")
     print(f'  python -c "from transformers import AutoModelForCausalLM as M; M.from_pretrained({str(result.path)!r})"')
+    path = shlex.quote(str(result.path))
     if source.tokenizer is not None:
-        print(f"  vllm serve {result.path}")
-    print(f"  fasttrain train --from-hf {result.path} --data.path DATA --out RUN")
+        print(f"  vllm serve {path}")
+    print(f"  fasttrain train --from-hf {path} --data.path DATA --out RUN")
 
 
 def _progress(screen: Console) -> Progress:

@@ -43,7 +43,7 @@ class Harness(TemplateLM):
         super().__init__()
         if loaded.separator is None:
             raise ValueError(
-                f"--tasks: {loaded.data.first.path} has no separator, with which texts begin; train on data that has one"
+                f"--tasks: {loaded.data.first.path} has no separator, with which texts begin; train on data that does"
             )
         self._model, self._separator, self._batch = loaded.model, loaded.separator, batch
         self._words = loaded.tokenizer()
@@ -144,17 +144,29 @@ def run_tasks(
     include: Path | None,  # a directory with tasks of one's own
 ) -> dict[str, Any]:
     """What lm-evaluation-harness makes of the tasks."""
-    manager = TaskManager(include_path=None if include is None else str(include))
-    if unknown := [task for task in tasks if not manager.match_tasks([task])]:
-        raise ValueError(
-            f"--tasks: lm-evaluation-harness {lm_eval.__version__} has no {', '.join(unknown)}; "
-            "lm-eval ls tasks lists what it has, --include-path adds a directory of your own"
-        )
     results = lm_eval.simple_evaluate(
-        harness, tasks=list(tasks), num_fewshot=fewshot, limit=limit, task_manager=manager, log_samples=False
+        harness,
+        tasks=list(tasks),
+        num_fewshot=fewshot,
+        limit=limit,
+        task_manager=_manager(tasks, include),
+        log_samples=False,
     )
     assert results is not None  # on the first rank
     return dict(results)
+
+
+def _manager(tasks: Sequence[str], include: Path | None) -> TaskManager:
+    """Of the tasks in a directory if it has all; otherwise of the thousands that the harness comes with too."""
+    for include_defaults in (False, True) if include else (True,):
+        manager = TaskManager(include_path=include and str(include), include_defaults=include_defaults)
+        unknown = [task for task in tasks if not manager.match_tasks([task])]
+        if not unknown:
+            return manager
+    raise ValueError(
+        f"--tasks: lm-evaluation-harness {lm_eval.__version__} has no {', '.join(unknown)}; lm-eval ls tasks lists "
+        "what it has, --include-path adds a directory of your own"
+    )
 
 
 def _cut(pair: Pair, T: int) -> Pair:

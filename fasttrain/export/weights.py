@@ -54,7 +54,7 @@ class Weights:
     def write(self, directory: Path, most: int, report: Callable[[int], None]) -> None:
         """The files, and the index if they are several; report() is told of bytes written."""
         files = self.files(most)
-        tensors = self._read(min(most, _AT_ONCE))
+        tensors = self._read(min(most // 4, _AT_ONCE))
         for file, names in files.items():
             state = dict(next(tensors) for _ in names)
             assert list(state) == names
@@ -69,16 +69,15 @@ class Weights:
 
     def _read(self, most: int) -> Iterator[tuple[str, Tensor]]:
         """All tensors in order; of the checkpoint, so many bytes at a time."""
-        saved = {name: saved_tensors(self.checkpoint.path)[f"model.{name}"] for name in self.packed}
-        sizes = {name: math.prod(meta.size) * meta.properties.dtype.itemsize for name, meta in saved.items()}
-        for group in _groups(self.packed, sizes.__getitem__, most):
-            state = {
-                f"model.{name}": torch.empty(saved[name].size, dtype=saved[name].properties.dtype) for name in group
-            }
+        saved = saved_tensors(self.checkpoint.path)
+        names = {f"model.{ours}": rows for ours, rows in self.packed.items()}
+        sizes = {name: math.prod(saved[name].size) * saved[name].properties.dtype.itemsize for name in names}
+        for group in _groups(names, sizes.__getitem__, most):
+            state = {name: torch.empty(saved[name].size, dtype=saved[name].properties.dtype) for name in group}
             load(self.checkpoint, state, None)
             for name in group:
-                rows = self.packed[name]
-                for theirs, part in zip(rows, state.pop(f"model.{name}").split(list(rows.values())), strict=True):
+                rows = names[name]
+                for theirs, part in zip(rows, state.pop(name).split(list(rows.values())), strict=True):
                     yield theirs, part.to(self.dtype)
 
 

@@ -1,7 +1,7 @@
 """What a run measures, records and shows. docs/metrics.md explains the files and every figure."""
 
 from fasttrain.metrics.display import Display
-from fasttrain.metrics.hardware import device_memory, device_name, peak_flops, used_memory
+from fasttrain.metrics.hardware import device_memory, device_name, measured_flops, peak_flops, used_memory
 from fasttrain.metrics.jsonl import Event, last_step, read_evaluations, read_incidents, read_metrics, read_validations
 from fasttrain.metrics.record import Recorder
 from fasttrain.metrics.sensors import GpuSensors
@@ -17,6 +17,7 @@ __all__ = [
     "device_memory",
     "device_name",
     "last_step",
+    "measured_flops",
     "peak_flops",
     "read_evaluations",
     "read_incidents",

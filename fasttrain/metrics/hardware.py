@@ -33,7 +33,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of matrix products on one device: its vendor's figure, or measured in a third of a second."""
     gpu = gpu_of_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     if gpu is None:
-        return _measured(device, dtype)
+        return measured_flops(device, dtype)
     if dtype in (torch.bfloat16, torch.float16):
         return gpu.half
     if dtype == torch.float32:
@@ -67,8 +67,8 @@ def device_memory(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
-def _measured(device: torch.device, dtype: torch.dtype) -> float:
-    """The best of many products, with this process's number of threads."""
+def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of the best of many products, with this process's number of threads."""
     end = perf_counter() + _SECONDS
     generator = torch.Generator(device)  # of its own: how much is drawn here depends on the time that it takes
     rows, best = _SMALLEST, 0.0

@@ -1,13 +1,15 @@
 """What a run leaves behind, step by step: one recorder, and a sink for each place that it writes to.
 
 JSON lines are always written. The other sinks are for looking on, and no run dies of its onlookers: one that fails is
-dropped with a warning, and the rest goes on. A new one is a class with the four methods of Sink.
+dropped with a warning, and the rest goes on. A new one is a class with the four methods of Sink, and a line in SINKS:
+docs/metrics.md has an example.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -29,6 +31,16 @@ class Sink(Protocol):
     def close(self, exit_code: int) -> None: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """What a sink may want to know of a run."""
+
+    run: Path  # its directory
+    log: config.Log
+    config_toml: str  # the effective configuration
+    resume_step: int  # the last step that is kept, counted from 1; 0: a new run
+
+
 class Recorder:
     """Writes on rank 0; on other ranks it takes everything and does nothing. Use as a context, or call close()."""
 
@@ -41,13 +53,9 @@ class Recorder:
         resume_step: int,  # the last step that is kept, counted from 1; 0: a new run
         rank: int,
     ) -> None:
-        self._sinks: list[Sink] = []
-        if rank == 0:
-            self._sinks.append(JsonLines(run))
-            if log.wandb:
-                self._sinks.append(WeightsAndBiases(run, log.wandb, config_toml=config_toml))
-            if log.tensorboard:
-                self._sinks.extend(_tensorboard(run, config_toml, resume_step))
+        opening = Opening(run=run, log=log, config_toml=config_toml, resume_step=resume_step)
+        opened = [open_sink(opening) for open_sink in SINKS] if rank == 0 else []
+        self._sinks = [sink for sink in opened if sink is not None]
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """The figures of a training step."""
@@ -84,13 +92,29 @@ class Recorder:
         self.close(0 if kind is None else 1)
 
 
-def _tensorboard(run: Path, config_toml: str, resume_step: int) -> list[Sink]:
+def _json_lines(opening: Opening) -> Sink:
+    return JsonLines(opening.run)
+
+
+def _weights_and_biases(opening: Opening) -> Sink | None:
+    if not opening.log.wandb:
+        return None
+    return WeightsAndBiases(opening.run, opening.log.wandb, config_toml=opening.config_toml)
+
+
+def _tensorboard(opening: Opening) -> Sink | None:
     """On by default, so that its absence cannot be an error."""
+    if not opening.log.tensorboard:
+        return None
     try:
-        return [TensorBoard(run, config_toml=config_toml, resume_step=resume_step)]
+        return TensorBoard(opening.run, config_toml=opening.config_toml, resume_step=opening.resume_step)
     except ImportError:
         _logger.warning(
             "metrics: no TensorBoard events, tensorboard is not installed; pip install 'fasttrain[tensorboard]', "
             "or set log.tensorboard to false"
         )
-        return []
+        return None
+
+
+# Each opens its sink for a run, or gives None if the run does not ask for it.
+SINKS: list[Callable[[Opening], Sink | None]] = [_json_lines, _weights_and_biases, _tensorboard]

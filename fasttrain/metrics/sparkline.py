@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _POINTS = 512  # even
@@ -47,7 +48,7 @@ def _merged(points: Sequence[float], columns: int) -> list[float]:
     """Means of neighbours, as many as fit."""
     count = min(len(points), columns)
     edges = [len(points) * i // count for i in range(count + 1)]
-    return [_mean(points[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    return [_mean(points[a:b]) for a, b in pairwise(edges)]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -27,15 +27,21 @@ class WeightsAndBiases:
                 f"log.wandb is {project!r}, and wandb is not installed: pip install 'fasttrain[wandb]', "
                 'or set log.wandb to ""'
             ) from error
-        self._run: Any = wandb.init(
-            project=project,
-            name=run.name,
-            dir=str(run),
-            id=_stored_id(run, project),
-            resume="allow",
-            config=tomllib.loads(config_toml),
-            allow_val_change=True,  # a run may be resumed with changed settings
-        )
+        try:
+            self._run: Any = wandb.init(
+                project=project,
+                name=run.name,
+                dir=str(run),
+                id=_stored_id(run, project),
+                resume="allow",
+                config=tomllib.loads(config_toml),
+                allow_val_change=True,  # a run may be resumed with changed settings
+            )
+        except Exception as error:  # no key, no network, no such project: the user's to mend
+            raise ValueError(
+                f"log.wandb is {project!r}, and W&B does not begin: {error}; wandb login, or WANDB_MODE=offline and "
+                'wandb sync later, or set log.wandb to ""'
+            ) from error
         (run / "wandb.json").write_text(json.dumps({"project": project, "id": self._run.id}) + "\n")
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")

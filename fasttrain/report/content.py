@@ -24,7 +24,7 @@ RANGED = (  # a mean with its lowest and highest value
     *("unsaved_steps", "checkpoint_age"),
 )
 PEAK = 3.0  # in any other curve, a highest value of so many means stands for its bucket
-INCIDENTS, SAMPLES, GHOSTS = 1000, 100, 40  # that a page has of a run, at most
+INCIDENTS, SAMPLES, GHOSTS, EVALUATIONS = 1000, 100, 40, 1000  # that a page has of a run, at most
 TEXT, DOCUMENTS = 2000, 50  # characters of a text, and documents of an incident
 BESIDE = ("out", "resume")  # settings that say where a run is, not what
 
@@ -95,6 +95,7 @@ def _run(record: Record, state: State, points: int) -> dict[str, Any]:
         incidents=[_incident(record, incident) for incident in others[-INCIDENTS:]],
         left_out=max(len(others) - INCIDENTS, 0),
         samples=[_incident(record, incident) for incident in samples[-SAMPLES:]],
+        evaluations=_latest(record.evaluations)[-EVALUATIONS:],
         checkpoints=_checkpoints(record.checkpoints),
         settings=_sections(record.settings),
     )
@@ -174,6 +175,13 @@ def _incident(record: Record, incident: Incident) -> dict[str, Any]:
     content["documents"] = [_cut(document, 300) for document in incident.documents[:DOCUMENTS]]
     content["more_documents"] = max(len(incident.documents) - DOCUMENTS, 0)
     return content
+
+
+def _latest(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of those that ask the same of the same step, the last."""
+    asked = ("step", "set", "task", "metric", "filter", "fewshot", "samples", "tokens")
+    found = {tuple(str(line.get(key)) for key in asked): line for line in evaluations}
+    return sorted(found.values(), key=lambda line: line["step"])
 
 
 def _checkpoints(checkpoints: list[Saved]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from fasttrain import config
 from fasttrain.checkpoint import Checkpoint, published
 from fasttrain.data.history import NAME as BATCHES
 from fasttrain.data.manifest import NAME as DATASET
-from fasttrain.metrics import read_incidents, read_validations
+from fasttrain.metrics import read_evaluations, read_incidents, read_validations
 from fasttrain.metrics.jsonl import METRICS
 from fasttrain.model import num_parameters
 from fasttrain.report.clock import Clock
@@ -47,6 +47,7 @@ class Record:
     name: str
     columns: Columns
     validations: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
     incidents: list[Incident]
     checkpoints: list[Saved]
     settings: dict[str, Any]  # key with dots and value, as in config.toml; empty: there is none
@@ -95,6 +96,7 @@ def _read(run: Path, name: str, *, verify: bool) -> Record:
     return Record(
         path=run, name=name, columns=columns, incidents=incidents, settings=flat(settings),
         validations=read_validations(run),
+        evaluations=read_evaluations(run),
         checkpoints=_checkpoints(run / CHECKPOINTS, verify=verify),
         clock=Clock(starts, np.sort(moments[np.isfinite(moments)])),
         facts=_facts(run, settings, incidents),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,14 @@ from tests.docs.home import copy_home, make_home
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--docs", action="store_true", help="every command of the documentation, also those of minutes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("docs", False):
+        return
+    slow = [item for item in items if item.get_closest_marker("docs")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if item not in slow]
 
 
 @pytest.fixture(scope="session")
@@ -32,9 +39,9 @@ def whole_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def home(whole_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(whole_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it, as the current directory."""
     copy_home(whole_home, tmp_path / "home")
     monkeypatch.chdir(tmp_path / "home")
     monkeypatch.setenv("COLUMNS", "120")
-    yield tmp_path / "home"
+    return tmp_path / "home"

@@ -15,7 +15,7 @@ from torch.distributed.run import get_args_parser
 from fasttrain.config import load
 from fasttrain.recipes import RECIPES
 from tests.docs.pages import ROOT
-from tests.docs.running import IN_A_TEST, call
+from tests.docs.running import IN_A_TEST, call, parse
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -91,6 +91,7 @@ ELSEWHERE = [
     Elsewhere("tensorboard ", "serves until it is killed", has_curves),
     Elsewhere("wandb login", "needs an account", nothing),
     Elsewhere("python -m fasttrain.train --log.wandb", "needs an account", nothing),
+    Elsewhere("fasttrain eval runs/a --tasks", "downloads its questions; make test-eval has its own", parse),
     Elsewhere("vllm ", "needs a GPU, and is no dependency", nothing),
     Elsewhere("apt-get install ", "changes the machine", nothing),
     Elsewhere(". .venv/bin/activate", "changes the shell", nothing),

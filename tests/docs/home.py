@@ -1,10 +1,11 @@
-"""A directory in which the commands of the documentation find what they name: texts, datasets, runs, files of settings."""
+"""A directory in which the commands of the documentation find what they name: texts, datasets, runs, settings."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tests.runs import SMALL
 
 DATASETS = ("data/my-text", "data/books", "data/web", "data/code", "my/dataset")  # the same as data/mine
 RUNS = ("runs/a", "runs/b", "runs/base")  # the same as runs/tiny
-WORDS = "the model reads a text and writes what may come next in it".split()
+WORDS = ["the", "model", "reads", "a", "text", "and", "writes", "what", "may", "come", "next"]
 
 
 def make_home(home: Path) -> None:
@@ -38,8 +39,9 @@ def make_home(home: Path) -> None:
         ids = np.random.default_rng(0).integers(50_256, size=tokens, dtype=np.uint16)
         ids[::50] = 50_256
         ids.tofile(nano / f"{name}.bin")
-    settings = next(block for block in blocks() if block.text.startswith("# run.toml"))
-    (home / "run.toml").write_text(settings.text)
+    for block in blocks():
+        if block.language == "toml" and (name := re.match(r"# ([\w-]+\.toml)\n", block.text)):
+            (home / name[1]).write_text(block.text)
     options = ["--data.path", "data/mine", "--batch.steps", "16", "--log.tensorboard", "True"]  # an epoch
     assert train([*SMALL, *options]) == 0
     for name in RUNS:
@@ -54,6 +56,7 @@ def _texts(home: Path) -> None:
     for number in range(40):
         (home / f"my/notes/{number:02}.md").write_text(f"# Note {number}\n{' '.join(draw.choices(WORDS, k=9))}\n")
     (home / "my/notes/src/parser.py").write_text("def parse(text):\n    return text.split()\n")
+    (home / "my/prompt.txt").write_text("the model reads")
     (home / "web").mkdir()
     with gzip.open(home / "web/part-00.jsonl.gz", "wt") as file:
         for number in range(40):

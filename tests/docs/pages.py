@@ -87,7 +87,7 @@ def _whole_lines(block: Block) -> Iterator[tuple[int, str]]:
         is_typed = block.language != "console" or whole.startswith("$ ")
         if is_typed and text.endswith("\\"):
             begun = whole.removesuffix("\\")
-        elif is_typed and _without_comment(whole).count('"') % 2:
+        elif is_typed and _is_open(whole):
             begun = whole + "\n"
         else:
             begun = ""
@@ -95,8 +95,21 @@ def _whole_lines(block: Block) -> Iterator[tuple[int, str]]:
     assert not begun, f"{block}: the command {begun!r} has no end"
 
 
+def _is_open(line: str) -> bool:
+    """A quote has no end."""
+    try:
+        shlex.split(line, comments=True)
+    except ValueError:
+        return True
+    return False
+
+
 def _without_comment(line: str) -> str:
-    return re.sub(r"(^|\s+)#.*$", "", line, count=1) if "\n" not in line else line
+    """Up to the first # that is not in quotes."""
+    if "\n" in line:
+        return line
+    starts = [found.start() for found in re.finditer(r"(^|\s+)#", line)]
+    return line[: next((start for start in starts if not _is_open(line[:start])), len(line))]
 
 
 def inline_commands() -> list[Command]:

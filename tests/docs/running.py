@@ -32,11 +32,13 @@ IN_A_TEST = {
     "/data/tokens": "data/mine",
     "4711": "47",
     "2000000000": "1000",
-    "runs/base@400": "runs/base@3",
+    "runs/base@400": "runs/base@15",
+    "runs/a@300": "runs/a@15",
 }
 SHORT = [*SMALL, "--parallel.replicas", "1"]
+STEPS = 6  # of a shortened training; a fiftieth of what a command names, if that is more
 ALWAYS = ("--batch.steps", "--checkpoint.every", "--validation.every")  # also where the command names them
-WHOLE = "tiny"  # the recipe that a test of minutes can train as it is
+WHOLE = "tiny"  # the recipe that can be trained as it is, in minutes
 PARSED = ("plan", "verify-resume")  # commands that also take the options of a training
 
 
@@ -53,23 +55,23 @@ def training_options(words: Sequence[str]) -> list[str]:
     return list(words[words.index("train") + 1 :] if words[0] == "fasttrain" else words[3:])
 
 
-def run(words: Sequence[str], *, everything: bool) -> Outcome:
-    """In the current directory."""
+def run(words: Sequence[str], *, everything: bool, fails: bool = False) -> Outcome:
+    """In the current directory. fails: a mistake is shown, which ends a training before it has begun."""
     words = [IN_A_TEST.get(word, word) for word in words]
     target = None
     if ">" in words:
         target, words = words[words.index(">") + 1], words[: words.index(">")]
-    outcome = call(_program(words, everything=everything))
+    whole = fails or (everything and is_training(words) and _can_be_whole(training_options(words)))
+    outcome = call(_program(words, whole=whole))
     if target:
         Path(target).write_text(outcome.output)
     return outcome
 
 
-def _program(words: Sequence[str], *, everything: bool) -> Callable[[], int]:
+def _program(words: Sequence[str], *, whole: bool) -> Callable[[], int]:
     if is_training(words):
         options = training_options(words)
-        is_whole = everything and _recipe(options) == WHOLE
-        return lambda: train(options if is_whole or "--help" in options else shortened(options))
+        return lambda: train(options if whole or "--help" in options else shortened(options))
     if words[0] == "fasttrain":
         name, arguments = _command(words[1:])
         if "--out" in arguments and name in ("data prepare", "export"):  # they do not write over what is there
@@ -79,13 +81,31 @@ def _program(words: Sequence[str], *, everything: bool) -> Callable[[], int]:
     return lambda: _module(words[2], words[3:])
 
 
+def _can_be_whole(options: Sequence[str]) -> bool:
+    """In a test of minutes; the runs to resume are short ones."""
+    return _recipe(options) == WHOLE and "--resume" not in options
+
+
 def shortened(options: Sequence[str]) -> list[str]:
     """A training of a few steps of a small model, with everything else as it is named."""
     pairs = [SHORT[at : at + 2] for at in range(0, len(SHORT), 2)]
     if (recipe := _recipe(options)) != WHOLE:
         pairs.append(["--out", f"runs/short-{list(RECIPES).index(recipe)}"])  # the recipe's name states another size
     added = [pair for pair in pairs if pair[0] in ALWAYS or pair[0] not in options]
+    if "--from-hf" in options:
+        added = [pair for pair in added if not pair[0].startswith("--model.")]
+    if "--batch.steps" in options:
+        steps = int(options[options.index("--batch.steps") + 1])
+        added.append(["--batch.steps", str(max(STEPS, steps // 50))])
     return [*options, *(word for pair in added for word in pair)]
+
+
+def directories(options: Sequence[str]) -> set[str]:
+    """That a training may write to: as it is, and shortened."""
+    return {
+        given[given.index("--out") + 1] if "--out" in given else f"runs/{_recipe(options)}"
+        for given in (list(options), shortened(options))
+    }
 
 
 def parse(words: Sequence[str]) -> None:
@@ -111,7 +131,8 @@ def parse(words: Sequence[str]) -> None:
 def call(program: Callable[[], int]) -> Outcome:
     """Its exit code, and what it printed on both streams."""
     output = io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+    typed = io.StringIO("the model\n")  # for commands that ask
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), patch.object(sys, "stdin", typed):
         try:
             code = program()
         except SystemExit as exit:
@@ -121,18 +142,26 @@ def call(program: Callable[[], int]) -> Outcome:
     return Outcome(code, output.getvalue())
 
 
-def matches(shown: str, output: str) -> str:
-    """Empty, or the line of a page that is not in the output, after the lines before it. `...` is anything."""
+def missing(shown: str, output: str, *, numbers: bool) -> str:
+    """The first line of a page that is not in the output, after the lines before it; `...` is anything.
+
+    numbers: they are to be the same too.
+    """
     rest = output.splitlines()
     for line in filter(None, map(str.strip, shown.splitlines())):
         if line == "...":
             continue
-        pattern = re.compile(".*".join(map(re.escape, re.split(r"\.\.\.", line))))
+        pattern = re.compile(".*".join(_pattern(piece, numbers=numbers) for piece in line.split("...")))
         places = [number for number, printed in enumerate(rest) if pattern.search(printed)]
         if not places:
             return line
         rest = rest[places[0] + 1 :]
     return ""
+
+
+def _pattern(text: str, *, numbers: bool) -> str:
+    pattern = r"\s+".join(map(re.escape, re.split(r"\s+", text)))
+    return pattern if numbers else re.sub(r"\d(?:\d|\\\.|,|e\\?[-+])*[kMGB]?", lambda _: r"[-+\d.,e]+[kMGB]?", pattern)
 
 
 def _recipe(options: Sequence[str]) -> str:

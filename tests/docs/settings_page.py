@@ -1,6 +1,6 @@
 """docs/config.md from the code: every setting with its type, default and meaning, and every recipe.
 
-    python -m tests.docs.settings_page --write
+python -m tests.docs.settings_page --write
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ HEAD = """# Settings
 
 <!-- Written from fasttrain/config.py and fasttrain/recipes.py; to write it again: {command} -->
 
-Every setting of a run: `--SECTION.NAME VALUE` on the command line, or `NAME = VALUE` under `[SECTION]` in a file for `--config`. How
-recipes, files and the command line go together is in [training.md](training.md#settings); `python -m fasttrain.train --help` prints the same, with the
-defaults of a recipe.
+Every setting of a run: `--SECTION.NAME VALUE` on the command line, or `NAME = VALUE` under `[SECTION]` in a file for
+`--config`. How recipes, files and the command line go together is in [training.md](training.md#settings);
+`python -m fasttrain.train --help` prints the same, with the defaults of a recipe.
 
-Defaults are those of a setting that its recipe leaves alone. A run without `--recipe` is `{first}`, which [changes some](#recipes). In TOML, leave a
-setting out where its value is none.
+Defaults are those of a setting that its recipe leaves alone. A run without `--recipe` is `{first}`, which
+[changes some](#recipes). In TOML, leave a setting out where its value is none.
 
 """
 RECIPES_HEAD = """## Recipes
 
-`--recipe NAME`; its directory is `runs/NAME`. A tied head counts once. `fasttrain plan --recipe NAME --gpu TYPE` says what it takes.
+`--recipe NAME`; its directory is `runs/NAME`. A tied head counts once. `fasttrain plan --recipe NAME --gpu TYPE` says
+what it takes.
 
 | recipe | meant for | parameters | tokens a step | steps | tokens | tokens per parameter |
 |---|---|---|---|---|---|---|

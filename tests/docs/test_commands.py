@@ -14,11 +14,12 @@ import pytest
 
 from tests.docs.elsewhere import ELSEWHERE, elsewhere
 from tests.docs.pages import SHELL, Block, Command, blocks, commands, commands_of, inline_commands
-from tests.docs.running import is_training, matches, parse, run, training_options
+from tests.docs.running import directories, is_training, missing, parse, run, training_options
 
 SLOW = ("fasttrain verify-resume",)  # real processes, for a minute
 OUTPUT = ("kernels/fasttrain_kernels/",)  # how untagged blocks begin that are no commands
-SHELLS = ("python3 -c",)  # commands with a pipe
+SHELLS = ("python3 -c", "grep ")
+EXACT = ("fasttrain plan", "fasttrain data", "fasttrain checkpoint")  # numbers on the page are those of the test too
 TYPED = [block for block in blocks() if block.language in SHELL and not block.text.startswith(OUTPUT)]
 
 
@@ -43,28 +44,33 @@ def _deal_with(command: Command, block: Block, expected: int, seen: set[str], *,
     elif command.words[0] == "fasttrain" or command.words[:2] == ["python", "-m"]:
         if is_training(command.words):
             _make_way(training_options(command.words), seen if block.language == "console" else set())
-        outcome = run(command.words, everything=everything)
+        outcome = run(command.words, everything=everything, fails=expected != 0)
         assert outcome.code == expected, f"{command} has exit code {outcome.code}:\n{outcome.output}"
-        if everything or not is_training(command.words):
-            missing = matches(command.shown, outcome.output)
-            assert not missing, f"{command} does not print\n{missing}\nbut\n{outcome.output}"
+        _compare(command, outcome.output)
     else:
         pytest.fail(f"{command}: no test runs it; give it a rule here, or a row in elsewhere.py")
 
 
+def _compare(command: Command, output: str) -> None:
+    line = missing(command.shown, output, numbers=command.text.startswith(EXACT))
+    assert not line, f"{command} does not print\n{line}\nbut\n{output}"
+
+
 def _make_way(options: Sequence[str], seen: set[str]) -> None:
     """A training does not find its directory, except that of an earlier one in a console, which it goes on with."""
-    recipe = options[options.index("--recipe") + 1] if "--recipe" in options else "tiny"
-    out = options[options.index("--out") + 1] if "--out" in options else f"runs/{recipe}"
-    if out not in seen:
-        shutil.rmtree(out, ignore_errors=True)
-    seen.add(out)
+    for out in directories(options):
+        if out not in seen:
+            shutil.rmtree(out, ignore_errors=True)
+        seen.add(out)
 
 
 def _in_a_shell(command: Command) -> None:
-    """In the directory of a checkpoint."""
-    checkpoint = sorted(Path("runs/tiny/checkpoints").glob("step-*"))[-1]
-    subprocess.run(["bash", "-c", command.text], cwd=checkpoint, check=True)
+    """Here, or where the page says that it is to be typed."""
+    place = Path.cwd()
+    if command.page == "docs/checkpoints.md":
+        place = sorted((place / "runs/tiny/checkpoints").glob("step-*"))[-1]
+    done = subprocess.run(["bash", "-c", command.text], cwd=place, check=True, text=True, stdout=subprocess.PIPE)
+    _compare(command, done.stdout)
 
 
 def test_commands_between_backticks_exist(home: Path) -> None:

@@ -43,5 +43,5 @@ def test_the_readme_leads_to_the_index():
 
 def test_headings_become_anchors_as_on_github(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("# What, and *why*?\n## `data.mixture.NAME`\n## A [link](x.md)\n## A link\n```\n# no heading\n```\n")
+    page.write_text("# What, and *why*?\n## `data.mixture.NAME`\n## A [link](x.md)\n## A link\n```\n# none\n```\n")
     assert anchors(page) == {"what-and-why", "datamixturename", "a-link", "a-link-1"}

@@ -25,9 +25,10 @@ import fasttrain.data.lint.gate
 import fasttrain.model
 import fasttrain.parallel
 import fasttrain.train
-from fasttrain.checkpoint import list_checkpoints
+from fasttrain.checkpoint import find, list_checkpoints
 from fasttrain.config import Config
 from fasttrain.data import DatasetWriter, open_dataset
+from fasttrain.export import describe, export
 from fasttrain.metrics import read_metrics, read_validations
 from fasttrain.train import Run, main
 
@@ -111,10 +112,11 @@ VALUES: dict[str, Any] = {
     "log.tensorboard": True,
     "log.report": False,
     "log.wandb": "a-project",
+    "log.profile": 1,
 }
 ELSEWHERE = {  # tests of their own below, and in test_recovery.py, test_saving.py and test_slowdowns.py
-    "out", "resume", "data.path", "data.mixture", "data.tokenizer", "data.vocab", "data.separator", "data.lint",
-    "validation.sets",
+    "out", "resume", "from_hf", "data.path", "data.mixture", "data.tokenizer", "data.vocab", "data.separator",
+    "data.lint", "validation.sets",
     "checkpoint.retries", "checkpoint.unsaved",
     "watch.spike", "watch.rollbacks", "watch.first", "watch.envelope", "watch.slowdown",
 }  # fmt: skip
@@ -275,6 +277,15 @@ def test_data_and_validation_sets_are_those_that_are_named(tmp_path: Path, capsy
     assert [line["set"] for line in named["validations"]] == ["held-out", "counting"] * 3
     assert named["validations"][1]["loss"] == pytest.approx(8.3, abs=0.3)
     assert named["validations"][1]["loss"] != named["validations"][0]["loss"]
+
+
+def test_a_run_starts_with_the_weights_that_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What they are, and that the model comes with them, is tested in test_pretrained.py."""
+    plain = observed(tmp_path / "plain", BASE, capsys)
+    export(describe(find(tmp_path / "plain")), tmp_path / "exported")
+    started = observed(tmp_path / "started", BASE | {"from_hf": tmp_path / "exported"}, capsys)
+    assert started["ended"] == 0
+    assert started["metrics"][0][0] < plain["metrics"][0][0] - 0.1  # the same batch, after six steps
 
 
 def test_files_of_another_program_train_as_the_same_tokens_prepared(

@@ -53,7 +53,9 @@ def test_a_run_learns_and_leaves_everything_behind(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "layers=2 hidden=32" in printed  # the effective configuration
     assert "a sample:\ndef " in printed
-    assert incidents(run, "sample")[0]["text"].startswith("def ")
+    samples = incidents(run, "sample")
+    assert [sample["step"] for sample in samples] == [15, 30]  # at each validation
+    assert all(sample["text"].startswith("def ") for sample in samples)
     assert incidents(run, "start")[0]["evidence"]["torch"] == torch.__version__
 
 

@@ -74,7 +74,7 @@ function start() {
     for (const spec of others) new Chart(more, spec);
     fold.open = recall("more") === "1";
   }
-  main.append(...[incidents(), samples(), checkpoints(), settings()].filter(Boolean));
+  main.append(...[incidents(), samples(), evaluations(), checkpoints(), settings()].filter(Boolean));
   document.getElementById("foot").append(`Written ${format.moment(data.written)} by fasttrain ${data.version}. ${runs.map((run) => run.path).join(", ")}`);
   redraws.push(drawAll);
   drawAll();

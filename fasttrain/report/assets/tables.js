@@ -136,6 +136,35 @@ function samples() {
 
 const swatchLabel = (run) => el("span", {}, el("i", { style: { display: "inline-block", width: "10px", height: "10px", borderRadius: "50%", marginRight: "7px", background: run.colour } }), `${run.name} · `);
 
+function evaluations() {
+  const found = runs.flatMap((run) => run.evaluations.map((line) => ({ ...line, run })));
+  if (!found.length) return null;
+  found.sort((a, b) => b.step - a.step || b.time - a.time);
+  const begin = [...(isAlone ? [] : [runColumn]), { title: "Step", right: true, cell: (line) => format.whole(line.step) }];
+  const end = { title: "When", cell: (line) => el("span", { class: "nobreak soft" }, format.moment(line.time)) };
+  const sets = [
+    ...begin,
+    { title: "Set", cell: (line) => [line.set, line.suspicion ? el("div", { class: "wrong" }, line.suspicion) : ""] },
+    { title: "Loss", right: true, cell: (line) => format.loss(line.loss) },
+    { title: "Perplexity", right: true, cell: (line) => format.figure(line.perplexity) },
+    { title: "Bits per byte", right: true, cell: (line) => format.figure(line.bits_per_byte) },
+    { title: "Accuracy", right: true, cell: (line) => format.percent(line.accuracy) },
+    { title: "Tokens", right: true, cell: (line) => format.short(line.tokens) },
+    end,
+  ];
+  const tasks = [
+    ...begin,
+    { title: "Task", cell: (line) => line.task },
+    { title: "Metric", cell: (line) => `${line.metric}${line.filter === "none" ? "" : ` (${line.filter})`}` },
+    { title: "Value", right: true, cell: (line) => `${format.figure(line.value)}${line.stderr == null ? "" : ` ± ${format.figure(line.stderr)}`}` },
+    { title: "Questions", right: true, cell: (line) => format.whole(line.samples) },
+    { title: "Examples", right: true, cell: (line) => format.whole(line.fewshot) },
+    end,
+  ];
+  const tables = [[sets, "set", "sets"], [tasks, "task", "tasks"]].map(([columns, key, name]) => [columns, found.filter((line) => line[key]), name]);
+  return section("Evaluations", ...tables.filter(([, rows]) => rows.length).map(([columns, rows, name]) => folded(columns, rows, name, 25)));
+}
+
 const CHECKPOINT_STATES = {
   published: ["good", "verified when it was written"],
   sound: ["good", "verified again for this page"],

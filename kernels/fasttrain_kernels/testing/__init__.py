@@ -1,5 +1,8 @@
 """Proof of Triton kernels without a GPU: numbers, memory traffic, and accuracy against a reference."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from fasttrain_kernels.testing.accuracy import (
     Comparison,
     ComparisonOverSeeds,
@@ -8,15 +11,17 @@ from fasttrain_kernels.testing.accuracy import (
     compare,
     compare_over_seeds,
 )
-from fasttrain_kernels.testing.interpreter import (
-    KernelError,
-    Launch,
-    Launches,
-    OutOfBounds,
-    Traffic,
-    WriteRace,
-    interpret,
-)
+
+if TYPE_CHECKING:
+    from fasttrain_kernels.testing.interpreter import (
+        KernelError,
+        Launch,
+        Launches,
+        OutOfBounds,
+        Traffic,
+        WriteRace,
+        interpret,
+    )
 
 __all__ = [
     "Comparison",
@@ -33,3 +38,9 @@ __all__ = [
     "compare_over_seeds",
     "interpret",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:  # the interpreter's: imported when it is first used, since it needs ml_dtypes
+        return getattr(importlib.import_module("fasttrain_kernels.testing.interpreter"), name)
+    raise AttributeError(f"module 'fasttrain_kernels.testing' has no attribute {name!r}")

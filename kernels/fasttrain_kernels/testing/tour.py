@@ -26,7 +26,6 @@ from torch import Tensor
 import fasttrain_kernels as ft
 from fasttrain_kernels.attention.reference import visible_keys
 from fasttrain_kernels.testing.accuracy import Comparison, compare
-from fasttrain_kernels.testing.interpreter import interpret
 
 
 @dataclass(frozen=True)
@@ -144,12 +143,19 @@ class Form:
 
 def forms() -> Iterator[Form]:
     """The forms that this machine can run."""
+    if not torch.cuda.is_available():
+        from fasttrain_kernels.testing.interpreter import interpret
+
+        yield Form("Triton", "cpu", torch.bfloat16, interpret)
+        yield Form("Triton", "cpu", torch.float32, interpret)
+    yield from forms_of_a_run()
+
+
+def forms_of_a_run() -> Iterator[Form]:
+    """Those that training uses here: nothing is interpreted, and no extra is needed."""
     if torch.cuda.is_available():
         for dtype in (torch.bfloat16, torch.float32):
             yield Form("Triton", "cuda", dtype, contextlib.nullcontext)
-    else:
-        yield Form("Triton", "cpu", torch.bfloat16, interpret)
-        yield Form("Triton", "cpu", torch.float32, interpret)
     yield Form("CPU", "cpu", torch.float32, contextlib.nullcontext)
 
 

@@ -49,10 +49,10 @@ def clock(monkeypatch):
 
 
 class Terminal:
-    """Eighty columns; knows what was drawn on it."""
+    """Knows what was drawn on it."""
 
-    def __init__(self):
-        self.console = Console(force_terminal=True, width=80, file=StringIO(), color_system=None, _environ={})
+    def __init__(self, columns=80):
+        self.console = Console(force_terminal=True, width=columns, file=StringIO(), color_system=None, _environ={})
 
     def lines(self):
         plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "\n", self.console.file.getvalue())
@@ -186,6 +186,85 @@ def test_the_live_view_fits_eighty_columns(values, steps, clock):
     assert not any("…" in line for line in lines)
     assert lines[-2].startswith("loss ")
     assert lines[-2].endswith("%")
+
+
+@pytest.mark.parametrize(("columns", "figures"), [
+    (60, "loss 3.214  norm 0.81  15.2k tok/s  MFU 41%  mem 0.9 GB"),
+    (40, "loss 3.214  15.2k tok/s  MFU 41%"),
+    (20, "loss 3.214"),
+    (8, "loss 3.…"),
+])  # fmt: skip
+def test_a_narrow_terminal_gets_fewer_figures(columns, figures, clock):
+    terminal = Terminal(columns)
+    with Display(Log(), steps=5_000_000, rank=0, console=terminal.console) as view:
+        for step in (3_000_000, 3_000_001):
+            view.step(step, VALUES)
+            clock.now += 1
+        view.incident("step 3000001: the loss spiked, and this is a long story")
+        view.step(3_000_002, VALUES)
+    lines = terminal.lines()[-4:]
+    assert max(map(len, lines)) <= columns
+    assert lines[0].startswith("step 3000002/5000000"[: columns - 1])
+    assert lines[1] == figures
+
+
+def test_the_last_incident_stays_in_view(clock):
+    terminal = Terminal()
+    with Display(Log(), steps=400, rank=0, console=terminal.console) as view:
+        view.step(97, VALUES)
+        clock.now += 1
+        view.note("step 97: saved")
+        view.incident("step 97: the MFU is low. What it is lost to:\n    waiting")
+        view.step(98, VALUES)
+    assert terminal.lines()[-4:][0].startswith("step 98/400")
+    assert terminal.lines()[-1] == "last incident: step 97: the MFU is low. What it is lost to: waiting"
+    assert terminal.lines().count("    waiting") == 1  # and it is told once, in full, above
+
+
+def test_an_incident_in_a_log_is_a_line():
+    console = Console(file=StringIO())
+    Display(Log(), steps=400, rank=0, console=console).incident("step 97: the loss spiked")
+    assert console.file.getvalue() == "step 97: the loss spiked\n"
+
+
+class AsciiFile(StringIO):
+    encoding = "ascii"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_stream_that_knows_ascii_only(terminal, clock):
+    """A sample of the model's may have any character; that must not end the run."""
+    console = Console(force_terminal=terminal, width=80, file=AsciiFile(), _environ={})
+    with Display(Log(), steps=400, rank=0, console=console) as view:
+        for step in (1, 2):
+            view.step(step, VALUES)
+            clock.now += 1
+        view.note("a sample: naïve ▁▂▃")
+        view.incident("step 2: " + "x" * 100)
+        view.step(3, VALUES)
+    printed = console.file.getvalue()
+    assert printed.isascii()
+    assert "a sample: na?ve ???" in printed
+
+
+def test_a_full_disk_costs_lines_and_not_the_run(caplog):
+    full = open("/dev/full", "w")  # noqa: SIM115
+    with Display(Log(), steps=400, rank=0, console=Console(file=full)) as view:
+        for step in (1, 2):
+            view.step(step, VALUES)
+    with pytest.raises(OSError, match="No space left"):  # its buffer is still full: nothing was written
+        full.close()
+    assert [line.getMessage() for line in caplog.records] == [
+        "display: cannot write: No space left on device; lines are lost until it can"
+    ]
+
+
+def test_no_color_is_respected(clock):
+    for environment, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
+        console = Console(force_terminal=True, width=80, file=StringIO(), color_system="standard", _environ=environment)
+        with Display(Log(), steps=400, rank=0, console=console) as view:
+            view.step(200, VALUES)
+        assert bool(re.search(r"\x1b\[[39][0-9]m", console.file.getvalue())) == coloured
 
 
 def test_a_fast_run_is_not_drawn_at_every_step(clock):

@@ -101,7 +101,7 @@ def test_a_type_without_a_rate_is_refused(monkeypatch):
 )
 def test_other_gpus_are_measured(name, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    monkeypatch.setattr(hardware, "_measured", lambda device, dtype: 123.0)
+    monkeypatch.setattr(hardware, "measured_flops", lambda device, dtype: 123.0)
     assert peak_flops(CUDA, torch.bfloat16) == 123.0
 
 
@@ -117,6 +117,6 @@ def test_peak_memory_of_a_process_counts_what_was_freed():
 
 @pytest.mark.gpu
 def test_a_gpu_s_peak_and_memory():
-    measured = hardware._measured(CUDA, torch.bfloat16)
+    measured = hardware.measured_flops(CUDA, torch.bfloat16)
     assert used_memory(CUDA) < 50_000_000  # measuring leaves no trace
     assert measured < 1.1 * peak_flops(CUDA, torch.bfloat16)

@@ -1,12 +1,17 @@
+import inspect
 import json
 import math
+import re
+import socket
 import sys
+import threading
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from fasttrain.config import Config, Log, to_toml
-from fasttrain.metrics import Event, Recorder, read_metrics, read_validations
+from fasttrain.metrics import Event, Recorder, read_metrics, read_validations, record
 
 QUIET = Log(tensorboard=False)
 TOML = to_toml(Config())
@@ -216,6 +221,79 @@ def test_wandb_shows_a_failed_run_as_failed(wandb, tmp_path):
     assert wandb.runs[0].exit_code == 1
 
 
+def test_wandb_that_does_not_begin_is_an_error_with_its_remedy(wandb, tmp_path):
+    def refuse(**_):
+        raise RuntimeError("No API key configured")
+
+    wandb.init = refuse
+    with pytest.raises(
+        ValueError, match="log.wandb is 'project', and W&B does not begin: No API key configured; wandb login, or WANDB"
+    ):
+        recorder(tmp_path, WANDB)
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """In the place of W&B and of every proxy: a list of what asks it. With WANDB_MODE=online, 72 requests."""
+    asked = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:  # closed
+                    return
+                asked.append(connection.recv(200))
+                connection.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        for name in ("WANDB_BASE_URL", "HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"):
+            monkeypatch.setenv(name, address)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        yield asked
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_the_real_wandb_offline(no_network, monkeypatch, tmp_path):
+    """All of it is in the run's directory, for `wandb sync`, and nothing asks a network."""
+    wandb = pytest.importorskip("wandb", reason="needs fasttrain[wandb]")
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    monkeypatch.setenv("WANDB_CONSOLE", "off")
+    run = tmp_path / "tiny"
+    with recorder(run, WANDB) as record:
+        record_a_run(record)
+        record.step(2, VALUES | {"loss": math.nan})
+    wandb.teardown()
+    assert no_network == []
+    stored = json.loads((run / "wandb.json").read_text())
+    (path,) = (run / "wandb").glob(f"offline-run-*-{stored['id']}/*.wandb")
+    file = DataStore()
+    file.open_for_scan(str(path))
+    history, settings, name, code = [], {}, "", None
+    while (data := file.scan_data()) is not None:
+        line = Record()
+        line.ParseFromString(bytes(data))
+        kind = line.WhichOneof("record_type")
+        if kind == "history":
+            items = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in line.history.item}
+            history.append({key: value for key, value in items.items() if not key.startswith("_")})
+        elif kind == "run":
+            name = line.run.display_name
+            settings |= {item.key: json.loads(item.value_json) for item in line.run.config.update}
+        elif kind == "exit":
+            code = line.exit.exit_code
+    assert name == "tiny"
+    assert settings["optim"]["lr"] == Config().optim.lr
+    assert history[0] == {"step": 1, **VALUES}
+    assert history[1] == {"step": 1, "validation/held-out/loss": 4.0, "validation/held-out/perplexity": 54.6}
+    assert history[2]["step"] == 2
+    assert code == 0
+
+
 def test_wandb_without_its_package_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(
@@ -228,3 +306,34 @@ def test_nothing_optional_is_imported_unasked(tmp_path, monkeypatch):
     for name in ("wandb", "tensorboard", "torch.utils.tensorboard"):
         monkeypatch.setitem(sys.modules, name, None)
     recorder(tmp_path).close()
+
+
+# Another one
+
+
+def test_the_example_in_the_docs(tmp_path, monkeypatch):
+    """A class and a line, as docs/metrics.md has them."""
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    (example,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "SINKS.append" in block)
+    monkeypatch.setattr(record, "SINKS", list(record.SINKS))
+    exec(example, {"__name__": "example"})
+    with recorder(tmp_path) as recording:
+        record_a_run(recording)
+    assert (tmp_path / "loss.csv").read_text() == "1,3.5\n1,held-out=4.0\n"
+    assert len(read_metrics(tmp_path)) == 1  # beside the others
+
+
+def test_every_sink_has_the_methods_of_the_interface():
+    asked = {name for name in vars(record.Sink) if not name.startswith("_")}
+    assert asked == {"step", "validation", "event", "close"}
+    for sink in (record.JsonLines, record.TensorBoard, record.WeightsAndBiases):
+        for name in asked:
+            ours, theirs = inspect.signature(getattr(record.Sink, name)), inspect.signature(getattr(sink, name))
+            assert list(ours.parameters) == list(theirs.parameters)
+
+
+def test_a_sink_that_does_not_open_for_this_run_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "SINKS", [*record.SINKS, lambda opening: None])
+    with recorder(tmp_path) as recording:
+        record_a_run(recording)
+    assert len(read_metrics(tmp_path)) == 1

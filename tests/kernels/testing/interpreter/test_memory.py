@@ -32,6 +32,40 @@ def test_bytes_count_lanes_that_are_not_masked_per_argument_and_distinct_ones_on
     assert "copy_kernel (3, 1, 1): moved 1,200 B, unique 800 B" in str(launches)
 
 
+@triton.jit
+def arithmetic_kernel(x, y, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    a = tl.load(x + i)
+    total = tl.sum(a * a + 1.0, axis=0)  # 2 BLOCK, and BLOCK - 1 for the sum
+    tl.store(y + i, tl.maximum(tl.fma(a, a, a), 0.0) / total)  # 3 BLOCK, and BLOCK for the division
+
+
+def test_elementwise_operations_of_floats_are_counted_and_those_of_addresses_are_not():
+    with interpret() as launches:
+        arithmetic_kernel[(1,)](torch.ones(64), torch.empty(64), BLOCK=64)
+    assert launches.elementwise == 7 * 64 - 1
+    assert "0 dot FLOP, 447 elementwise, 0 special" in str(launches)
+
+
+@triton.jit
+def locked_add_kernel(total, lock):
+    while tl.atomic_cas(lock, 0, 1) == 1:
+        pass
+    tl.store(total, tl.load(total) + 1.0)
+    tl.atomic_xchg(lock, 0)
+
+
+def test_programs_that_take_turns_by_a_lock_are_a_race_unless_told():
+    total, lock = torch.zeros(1), torch.zeros(1, dtype=torch.int32)
+    with interpret(), pytest.raises(WriteRace):
+        locked_add_kernel[(4,)](total, lock)
+    total.zero_()
+    lock.zero_()
+    with interpret(locks=True):
+        locked_add_kernel[(4,)](total, lock)
+    assert total.item() == 4
+
+
 def test_an_overrun_names_kernel_program_argument_and_index():
     x, y = torch.randn(4, 100), torch.empty(4, 100)
     message = (

@@ -111,3 +111,14 @@ def test_numpy_settings_do_not_leak():
     with interpret(), pytest.raises(KernelError, match="static_assert"):
         tanh_kernel[(1,)](torch.rand(4), torch.empty(4), 4, BLOCK=1)
     assert np.geterr() == before
+
+
+def test_what_is_not_given_of_the_simulated_gpu_stays_as_it_is_outside():
+    def simulated():
+        gpu, cpu = _registration, torch.device("cpu")
+        return gpu.multiprocessor_count(cpu), gpu.shared_memory(cpu), gpu.warps(256, cpu)
+
+    outer = _registration.kernels_on_cpu(multiprocessors=7, shared_memory=1 << 17)
+    with outer, interpret(), _registration.kernels_on_cpu(warp_size=64):
+        assert simulated() == (7, 1 << 17, 4)
+    assert simulated() == (132, 101_376, 8)

@@ -1,0 +1,85 @@
+"""Every op, forward (without gradients) and forward+backward, against eager, compiled and fused rivals.
+
+    python -m pytest bench/kernels -p no:xdist -k rms_norm
+
+The contenders of a case are raced at once (bench/kernels/race.py); each has a test, which hands its seconds to
+pytest-benchmark. A contender that is wrong is not timed: its test fails, and no speed of it exists.
+"""
+
+from __future__ import annotations
+
+import statistics
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from bench.figures import exact, memory, rate, ratio, seconds
+from bench.kernels.contenders import BASELINE, OURS, OURS_COMPILED, contenders
+from bench.kernels.limits import limits
+from bench.kernels.race import BOTH, FORWARD, SHORT, Case, Outcome, cases, race
+from bench.kernels.timing import Replay
+from fasttrain.allocator import keep_freed_memory
+
+MARGIN = 0.25  # of a ratio, from run to run: a kernel takes milliseconds, and medians of seven rounds differ by 10%
+CLOCK = Replay()
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+MOST = {OURS_COMPILED: 1.0}  # of eager's time on a CPU; linear_cross_entropy has its limit in a file of its own
+
+
+@cache
+def raced(case: Case) -> dict[str, Outcome]:
+    keep_freed_memory()  # as the trainer does; for all contenders alike
+    return race(case, contenders(case.op, case.device))
+
+
+def _tests() -> list[Any]:
+    return [
+        pytest.param(case, passes, name, id=f"{case.name} {passes} {name}".replace(" ", "-"))
+        for case in cases(DEVICE)
+        for passes in (FORWARD, BOTH)
+        for name in contenders(case.op, DEVICE)
+    ]
+
+
+@pytest.mark.benchmark(timer=CLOCK)
+@pytest.mark.parametrize(("case", "passes", "name"), _tests())
+def test_kernel(case: Case, passes: str, name: str, benchmark: Any, report: Any, one_thread: None) -> None:
+    benchmark.group = f"{case.name}, {passes}"
+    if reason := contenders(case.op, DEVICE)[name].missing(DEVICE, case.dtype):
+        pytest.skip(reason)
+    outcomes = raced(case)
+    publish(case, passes, name, outcomes, benchmark, report)
+
+
+def publish(case: Case, passes: str, name: str, outcomes: dict[str, Outcome], benchmark: Any, report: Any) -> None:
+    """One contender's figures, if it is right."""
+    outcome, baseline = outcomes[name], outcomes[BASELINE]
+    assert not outcome.wrong, f"{name} is wrong, and has no speed: {outcome.wrong}"
+    times = outcome.seconds[passes]
+    CLOCK.load(times)
+    benchmark.pedantic(lambda: None, rounds=len(times), iterations=1)
+    work, most = case.work(passes), limits(case.device, case.dtype)
+    median = statistics.median(times)
+    bound = most.bound(work)
+    amount, unit = (work.bytes / 1e9, "GB/s") if bound == "memory" else (work.flops / 1e12, "TFLOP/s")
+    of_baseline = statistics.median(a / b for a, b in zip(times, baseline.seconds[passes], strict=True))
+    ours, gates = name in (OURS, OURS_COMPILED), case.device == "cpu"
+    figures = {
+        "time": seconds(median),
+        "of eager": ratio(
+            of_baseline,
+            at_most=MOST.get(name) if gates else None,
+            margin=MARGIN if ours else None,
+        ),
+        "rate": rate(amount / median, unit),
+        "of the limit": most.seconds(work) / median,
+        "peak": exact(outcome.peak[passes], "B") if ours and gates else memory(outcome.peak[passes]),
+    }
+    about = {
+        "op": case.op, "pass": passes, "size": case.sizes, "dtype": SHORT[case.dtype], "bound": bound,
+        "bytes": work.bytes, "flops": work.flops, "bandwidth": most.bandwidth, "peak_flops": most.flops,
+    }  # fmt: skip
+    benchmark.extra_info |= about | {key: getattr(f, "value", f) for key, f in figures.items()}
+    report(f"{case.op} {case.shape} {SHORT[case.dtype]} {passes}", {name: figures}, about=about)

@@ -1,0 +1,224 @@
+"""The stored figures as a page: one file, no network, no scripts; a pointer on a mark tells its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from bench.report.content import BASELINE, OURS, Kernel, Place, Predicted, Roof, Target
+from bench.report.plots import COLOURS, Axis, Series, chart, legend
+from bench.report.quantities import number, plain, scaled
+
+CONTENDERS = {
+    name: COLOURS[i]
+    for i, name in enumerate(
+        (OURS, "fasttrain, compiled", BASELINE, "compiled", "torch", "Liger", "cut-cross-entropy", "other")
+    )
+}
+OPS = ("rms_norm", "add_rms_norm", "qk_norm_rope", "swiglu", "attention", "linear_cross_entropy", "cross_entropy_rows")
+OP_COLOURS = dict(zip(OPS, COLOURS, strict=False))
+VARYING = ("M", "T", "V")
+
+
+def page(places: Sequence[Place], targets: Sequence[Target]) -> str:
+    """The HTML."""
+    sections = ["<h1>fasttrain: benchmarks</h1>", _about(places, targets)]
+    for place in places:
+        newest = place.runs[-1]
+        sections.append(f"<h2>{escape(place.name)}</h2><p>Newest: {escape(newest.told)}. {_clocks(newest.sensors)}</p>")
+        sections += [_measured_roofline(place), _times(place), _memory(place), _gates(place), _history(place)]
+    if targets:
+        sections.append("<h2>Predicted for GPUs</h2><p>Not measured: computed from the bytes, FLOPs and instructions of "
+                        "the compiled kernels (python -m bench.static). A bar goes from the least to the most that is likely.</p>")  # fmt: skip
+        sections.append(_cards(_predicted_roofline(target) for target in targets))
+        sections.append(legend(_op_legend()))
+    body = "\n".join(sections)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>fasttrain: benchmarks</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
+        f"<body><main>{body}</main></body></html>\n"
+    )
+
+
+def _about(places: Sequence[Place], targets: Sequence[Target]) -> str:
+    if not places and not targets:
+        return "<p>Nothing has been measured yet: make bench-save.</p>"
+    measured = [place for place in places if place.hardware["gpu"]]
+    gpus = "" if measured else " No GPU has been measured yet: what is said of GPUs below is predicted, and marked."
+    return (
+        "<p>Filled marks are measured, hollow ones predicted; round ones are fasttrain's. Times are medians; only "
+        f"contenders of one run are compared with each other, and runs with others on the same hardware.{gpus}</p>"
+    )
+
+
+def _clocks(sensors: dict[str, float]) -> str:
+    return escape("At its end: " + ", ".join(f"{k} {v:g}" for k, v in sensors.items()) + ".") if sensors else ""
+
+
+def _roofline(title: str, series: list[Series], roof: Roof) -> str:
+    xs = [x for s in series for x, _ in s.points]
+    knee = roof.flops / roof.bandwidth
+    low, high = min([*xs, knee]) / 2, max([*xs, knee]) * 4
+    line = [(low, low * roof.bandwidth), (knee, roof.flops), (high, roof.flops)]
+    x = Axis("FLOP per byte", lambda v: f"{v:g}")
+    y = Axis("FLOP/s", lambda v: scaled(v, ""))
+    caption = f"{scaled(roof.bandwidth, 'B/s')}, {scaled(roof.flops, 'FLOP/s')}"
+    return f"<h3>{escape(title)}</h3><small>{caption}</small>{chart(title, series, x, y, line)}"
+
+
+def _measured_roofline(place: Place) -> str:
+    cards = []
+    for dtype, roof in place.roof.items():
+        kernels = [k for k in place.kernels if k.dtype == dtype and k.flops and k.figures.get("time")]
+        best = [k for k in kernels if k.contender.startswith(OURS)]
+        series = [
+            Series(op, [(k.flops / k.bytes, k.flops / k.figures["time"]) for k in of], OP_COLOURS[op], line=False,
+                   words=[_told(k) for k in of])
+            for op in OPS if (of := [k for k in best if k.op == op])
+        ]  # fmt: skip
+        if series:
+            cards.append(_roofline(f"Roofline, {dtype}", series, roof) + legend(series))
+    return _cards(cards)
+
+
+def _predicted_roofline(target: Target) -> str:
+    series = []
+    for op in OPS:
+        for ours in (True, False):
+            of = [p for p in target.points if p.op == op and (p.provider == OURS) is ours and p.flops]
+            if of:
+                series.append(_predicted_series(op, of, ours))
+    return _roofline(f"{target.name}, bf16: predicted", series, target.roof)
+
+
+def _predicted_series(op: str, of: Sequence[Predicted], ours: bool) -> Series:
+    return Series(
+        op,
+        [(p.flops / p.bytes, p.flops / p.seconds[1]) for p in of],
+        OP_COLOURS[op],
+        line=False,
+        hollow=True,
+        square=not ours,
+        bars=[(p.flops / p.seconds[2], p.flops / p.seconds[0]) for p in of],
+        words=[f"{p.op} {p.passes}, {p.provider}, {p.shape}: {scaled(p.seconds[1], 's')} predicted" for p in of],
+    )
+
+
+def _op_legend() -> list[Series]:
+    marks = [Series(op, (), colour, hollow=True) for op, colour in OP_COLOURS.items()]
+    return [*marks, Series("square: other libraries", (), "var(--soft)", hollow=True, square=True)]
+
+
+def _times(place: Place) -> str:
+    """One plot for each op and pass that was measured at several sizes."""
+    cards, groups = [], {}  # type: ignore[var-annotated]
+    for k in place.kernels:
+        if "time" in k.figures:
+            rest = tuple((letter, n) for letter, n in k.size.items() if letter != _letter(place, k))
+            groups.setdefault((k.op, k.passes, k.dtype, _letter(place, k), rest), []).append(k)
+    for (op, passes, dtype, letter, rest), kernels in groups.items():
+        series = _by_contender(kernels, letter)
+        if max(len(s.points) for s in series) > 1:
+            title = f"{op}, {passes}, {dtype}"
+            sizes = sorted({k.size[letter] for k in kernels})
+            x = Axis(f"{letter} ({' '.join(f'{a}{n}' for a, n in rest)})", plain, ticks=sizes)
+            plot = chart(title, series, x, Axis("seconds", lambda v: scaled(v, "s")))
+            cards.append(f"<h3>{escape(title)}</h3>{plot}{legend(series)}")
+    return f"<h3>Time against size</h3>{_cards(cards)}" if cards else ""
+
+
+def _letter(place: Place, kernel: Kernel) -> str:
+    """What varies between the sizes of an op."""
+    others = [k.size for k in place.kernels if (k.op, k.passes) == (kernel.op, kernel.passes)]
+    return max(VARYING, key=lambda letter: len({size.get(letter) for size in others}))
+
+
+def _by_contender(kernels: Sequence[Kernel], letter: str) -> list[Series]:
+    found: dict[str, list[Kernel]] = {}
+    for k in sorted(kernels, key=lambda k: k.size[letter]):
+        found.setdefault(k.contender, []).append(k)
+    return [
+        Series(name, [(k.size[letter], k.figures["time"]) for k in of], _colour(name), square=not name.startswith(OURS),
+               words=[_told(k) for k in of])
+        for name, of in found.items()
+    ]  # fmt: skip
+
+
+def _told(k: Kernel) -> str:
+    f = k.figures
+    return (
+        f"{k.contender}: {k.op} {k.passes}, {k.shape} {k.dtype}: {scaled(f['time'], 's')}, {f['of eager']:.2f} of eager, "
+        f"{f['of the limit']:.0%} of the limit, peak {scaled(f['peak'], 'B')}"
+    )
+
+
+def _memory(place: Place) -> str:
+    found = place.memory_over_vocabulary()
+    if not found:
+        return ""
+    series = [
+        Series(name, points, _colour(name), square=name != OURS,
+               words=[f"{name}, vocabulary {v:,.0f}: {scaled(b, 'B')}" for v, b in points])
+        for name, points in found.items()
+    ]  # fmt: skip
+    sizes = sorted({v for points in found.values() for v, _ in points})
+    x, y = Axis("vocabulary", plain, ticks=sizes), Axis("peak bytes", lambda v: scaled(v, "B"))
+    title = "Memory against vocabulary: linear_cross_entropy"
+    return _cards([f"<h3>{title}</h3>{chart(title, series, x, y)}{legend(series)}"])
+
+
+def _gates(place: Place) -> str:
+    """Ratios with a limit, as a table."""
+    rows = ""
+    for name, row in sorted(place.rows.items()):
+        limit = [f"{sign} {row[key]:g}" for key, sign in (("at_most", "≤"), ("at_least", "≥")) if key in row]
+        if limit and row["kind"] == "ratio":
+            rows += f"<tr><td>{escape(name)}</td><td>{number(row['value'])}</td><td>{limit[0]}</td></tr>"
+    head = "<tr><th>figure</th><th>measured</th><th>limit</th></tr>"
+    return f'<details><summary>Ratios with a limit</summary><div class="wide"><table>{head}{rows}</table></div></details>' if rows else ""  # fmt: skip
+
+
+def _history(place: Place) -> str:
+    """Gating ratios over the runs of this hardware, where there are several."""
+    lines: dict[str, list[tuple[float, float, str]]] = {}
+    for number_, run in enumerate(place.runs):
+        for name, row in run.rows.items():
+            if row["kind"] == "ratio" and "margin" in row:
+                lines.setdefault(name, []).append((number_ + 1, row["value"], run.told))
+    cards = []
+    for name, found in sorted(lines.items()):
+        if len(found) > 1:
+            words = [f"{told}: {value:.3f}" for _, value, told in found]
+            series = [Series(name, [(x, y) for x, y, _ in found], COLOURS[0], words=words)]
+            runs = Axis("run", lambda v: f"{v:g}", log=False, ticks=[x for x, _, _ in found])
+            cards.append(f"<h3>{escape(name)}</h3>{chart(name, series, runs, Axis('', lambda v: f'{v:g}', log=False))}")
+    return f"<details><summary>History</summary>{_cards(cards)}</details>" if cards else ""
+
+
+def _colour(contender: str) -> str:
+    return CONTENDERS.get(contender, CONTENDERS["other"])
+
+
+def _cards(cards: Iterable[str]) -> str:
+    inside = "".join(f"<section>{card}</section>" for card in cards)
+    return f'<div class="cards">{inside}</div>' if inside else ""
+
+
+_STYLE = """
+:root{--paper:#fff;--ink:#1b1e23;--soft:#69707a;--line:#e3e6ea;--card:#f6f7f9}
+@media(prefers-color-scheme:dark){:root{--paper:#15181c;--ink:#e8eaed;--soft:#9aa1ab;--line:#2b3036;--card:#1d2126}}
+body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
+main{max-width:1320px;margin:32px auto;padding:0 20px}
+h1{font-size:24px;margin:0 0 12px}h2{font-size:19px;margin:36px 0 4px}h3{font-size:14px;margin:6px 0 2px}
+p{margin:4px 0 10px;max-width:80ch}small{color:var(--soft);font-size:12px}
+.cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,390px),1fr));gap:14px;margin:10px 0}
+section{border:1px solid var(--line);border-radius:8px;padding:8px 12px;min-width:0}
+section h3{overflow-wrap:anywhere}
+svg{width:100%;height:auto;display:block}svg text{fill:var(--soft);font:11px system-ui,sans-serif}
+.grid{stroke:var(--line)}.roof{fill:none;stroke:var(--ink);stroke-width:1.5}.line{fill:none;stroke-width:1.75}
+.legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:12px;color:var(--soft);margin:2px 0;max-width:none}
+i{display:inline-block;width:8px;height:8px;border:1.5px solid;border-radius:50%;margin-right:5px}i.square{border-radius:1px}
+summary{cursor:pointer;margin:12px 0 6px;font-weight:600}.wide{overflow-x:auto}
+table{border-collapse:collapse;font-size:13px}th{text-align:left;color:var(--soft);font-weight:500}
+td,th{padding:2px 18px 2px 0;white-space:nowrap}
+"""

@@ -1,0 +1,55 @@
+"""Who is compared, and the survey of all of them in several processes."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+from bench.static.cases import OURS, Case
+from bench.static.survey import Row, survey
+
+_RIVALS = {"liger": ("liger_kernel", "liger-kernel"), "cut-cross-entropy": ("cut_cross_entropy", "cut-cross-entropy")}
+
+
+def installed() -> list[str]:
+    """The rivals that are installed."""
+    return [name for name, (module, _) in _RIVALS.items() if importlib.util.find_spec(module)]
+
+
+def versions() -> dict[str, str]:
+    """Of all providers that are here."""
+    rivals = {name: importlib.metadata.version(_RIVALS[name][1]) for name in installed()}
+    return {"fasttrain": "this repository", **rivals}
+
+
+def all_cases() -> list[Case]:
+    """Ours, and those of the rivals that are installed."""
+    cases = list(OURS)
+    if "liger" in installed():
+        from bench.static.liger import LIGER
+
+        cases += LIGER
+    if "cut-cross-entropy" in installed():
+        from bench.static.cut import CUT
+
+        cases += CUT
+    return cases
+
+
+def survey_all(ops: Sequence[str], targets: Sequence[str], jobs: int) -> list[Row]:
+    """The rows of all cases of some ops."""
+    numbers = [i for i, case in enumerate(all_cases()) if case.shape.op in ops]
+    if jobs == 1:
+        return [row for i in numbers for row in _survey_case(i, targets)]
+    context = multiprocessing.get_context("spawn")  # a forked child of a process with torch's threads may hang
+    with ProcessPoolExecutor(min(jobs, len(numbers)), mp_context=context) as pool:
+        tasks = [pool.submit(_survey_case, i, targets) for i in numbers]
+        return [row for task in tasks for row in task.result()]
+
+
+def _survey_case(number: int, targets: Sequence[str]) -> list[Row]:
+    case = all_cases()[number]
+    return [row for target in targets for row in survey(case, target)]

@@ -1,0 +1,135 @@
+"""Ours beside theirs, and fresh rows beside the stored ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import triton
+
+from bench.static.survey import Row
+
+STORED = Path(__file__).parents[1] / "results" / "static.json"
+OURS = "fasttrain"
+# One pass cannot be compared: gradients are computed in forward by some, in backward by others.
+WHOLE = ("linear_cross_entropy",)
+_SIZEABLE = 0.05  # of the bytes of a pass: the width of kernels below does not matter
+# What is exact. Predicted times follow from it, and from a model that may change.
+EXACT = (
+    *("launches", "bytes_issued", "bytes_unique", "bytes_limit", "flops", "special"),
+    *("registers", "spills", "shared", "occupancy", "limiter", "width_bits", "matrix"),
+)
+# (op, provider, figure) -> at most so many times theirs, and why ours is worse there, on purpose
+_TWO_PROGRAMS = "82 multiprocessors: two programs on each, to hide latency, write two parts of dweight; Liger's run one"
+ALLOWED: dict[tuple[str, str, str], tuple[float, str]] = {
+    ("rms_norm", "liger", "bytes_issued"): (1.02, _TWO_PROGRAMS),
+    ("rms_norm", "liger", "bytes_unique"): (1.02, _TWO_PROGRAMS),
+    ("add_rms_norm", "liger", "bytes_issued"): (1.02, _TWO_PROGRAMS),
+    ("add_rms_norm", "liger", "bytes_unique"): (1.02, _TWO_PROGRAMS),
+    ("linear_cross_entropy", "cut-cross-entropy", "bytes_unique"): (
+        5.6,
+        "CCE keeps logits in registers, and computes them twice, at 4/3 of the FLOPs; ours go through memory in chunks",
+    ),
+}
+
+
+def passes(rows: Iterable[Row]) -> dict[tuple[str, ...], dict[str, list[Row]]]:
+    """(op, shape, target, pass) -> provider -> its rows."""
+    found: dict[tuple[str, ...], dict[str, list[Row]]] = {}
+    for row in rows:
+        direction = "whole" if row.op in WHOLE else row.direction
+        key = (row.op, row.shape, row.target, direction)
+        found.setdefault(key, {}).setdefault(row.provider, []).append(row)
+    return found
+
+
+def total(rows: Iterable[Row], figure: str) -> int:
+    return sum(getattr(row, figure) for row in rows)
+
+
+def narrowest(rows: Sequence[Row]) -> int:
+    """The width of the narrowest kernel that moves a sizeable part of the bytes."""
+    enough = _SIZEABLE * sum(row.bytes_issued for row in rows)
+    return min((row.width_bits for row in rows if row.width_bits and row.bytes_issued >= enough), default=128)
+
+
+def problems(rows: Sequence[Row]) -> list[str]:
+    """Where ours spills, moves more bytes than a rival, or moves them in narrower accesses."""
+    found = [f"{_name(r)} {r.launch}: spills {r.spills} B per lane" for r in rows if r.provider == OURS and r.spills]
+    for key, providers in passes(rows).items():
+        ours = providers.pop(OURS, [])
+        for provider, theirs in providers.items():
+            if ours:
+                found += [f"{' '.join(key)}: {text}" for text in _worse(key[0], provider, ours, theirs)]
+    return found
+
+
+def _worse(op: str, provider: str, ours: Sequence[Row], theirs: Sequence[Row]) -> Iterable[str]:
+    for figure in ("bytes_issued", "bytes_unique"):
+        mine, other = total(ours, figure), total(theirs, figure)
+        most, _ = ALLOWED.get((op, provider, figure), (1.0, ""))
+        if mine > most * other:
+            yield f"{figure} {mine:,} and {provider}'s {other:,}, {mine / other - 1:+.2%}"
+    if narrowest(ours) < narrowest(theirs):
+        yield f"accesses of {narrowest(ours)} bits and {provider}'s of {narrowest(theirs)}"
+
+
+def changes(fresh: Iterable[Row], stored: Iterable[Row]) -> list[str]:
+    """Exact figures that are not the stored ones, and kernels that came or went."""
+    fresh = list(fresh)
+    before, found = {_key(row): row for row in stored}, []
+    surveyed, now = {_key(row)[:-2] for row in fresh}, {_key(row) for row in fresh}
+    for key, row in before.items():
+        if key[:-2] in surveyed and key not in now:
+            found.append(f"{_name(row)} {row.launch}: is stored, and not launched")
+    for row in fresh:
+        then = before.get(_key(row))
+        if then is None:
+            found.append(f"{_name(row)} {row.launch}: is not stored")
+            continue
+        for figure in EXACT:
+            if getattr(row, figure) != getattr(then, figure):
+                was, is_now = getattr(then, figure), getattr(row, figure)
+                found.append(f"{_name(row)} {row.launch}: {figure} was {was} and is {is_now}")
+    return found
+
+
+def _name(row: Row) -> str:
+    return f"{row.op} {row.shape} {row.target} {row.direction} {row.provider}"
+
+
+def _key(row: Row) -> tuple[str, ...]:
+    return row.provider, row.op, row.shape, row.dtype, row.target, row.direction, row.launch
+
+
+# The file: a list of rows, one a line, each with the versions that it holds for
+
+
+def read(path: Path = STORED) -> list[Row]:
+    plain = json.loads(path.read_text())
+    return [Row.of({k: v for k, v in row.items() if k not in ("triton", "version")}) for row in plain]
+
+
+def stored_triton(path: Path = STORED) -> str:
+    """The Triton that the stored rows of ours were compiled with: another one compiles differently."""
+    return next(row["triton"] for row in json.loads(path.read_text()) if row["provider"] == OURS)
+
+
+def plain(rows: Iterable[Row], versions: dict[str, str]) -> list[dict[str, Any]]:
+    """Rows as they are stored."""
+    return [row.plain() | {"version": versions[row.provider], "triton": triton.__version__} for row in rows]
+
+
+def write(rows: Sequence[dict[str, Any]], path: Path = STORED) -> None:
+    """One row a line, sorted by op, target and provider, so that a diff shows what changed."""
+    ordered = sorted(rows, key=lambda r: (r["op"], r["shape"], r["target"], r["provider"]))
+    path.write_text("[\n" + ",\n".join(json.dumps(row) for row in ordered) + "\n]\n")
+
+
+def grouped(rows: Sequence[Row]) -> Iterable[tuple[tuple[str, str], list[Row]]]:
+    """By op and shape."""
+    for key, same in groupby(rows, key=lambda row: (row.op, row.shape)):
+        yield key, list(same)

@@ -1,0 +1,89 @@
+"""What torch does between the launches of an op: a sum, a cast, a fill, a matrix product by BLAS.
+
+Such an operation reads its inputs and writes its outputs, once each. That is exact for the first kinds, and the least
+that a matrix product can move.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from bench.static.counts import Counts
+from fasttrain_kernels.testing import Traffic
+
+BLAS = "BLAS"
+_PRODUCTS = ("mm", "addmm")
+_NOTHING = ("empty", "empty_like", "new_empty", "empty_strided", "detach", "_local_scalar_dense")
+_FILLS = ("zeros", "ones", "full", "arange", "new_zeros", "new_full", "zeros_like", "full_like", "zero_", "fill_")
+_active: list[TorchOps] = []
+
+
+class TorchOps(TorchDispatchMode):
+    """Collects operations of torch, in order with the launches that `launches` collects."""
+
+    def __init__(self, launches: list[Any]) -> None:
+        super().__init__()
+        self._launches = launches
+        self._taken = 0
+        self._events: list[Any] = []
+
+    def events(self) -> list[Any]:
+        """Everything so far: launches, and the counts of operations."""
+        self._events += self._launches[self._taken :]
+        self._taken = len(self._launches)
+        return self._events
+
+    def __enter__(self) -> TorchOps:
+        _active.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        _active.pop()
+        super().__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "aten" and not func.is_view:
+            counts = _counts(func.overloadpacket.__name__, args, kwargs or {}, result)
+            if counts.issued:
+                self.events().append(counts)
+        return result
+
+
+def note_product(a: Tensor, b: Tensor, *, out: Tensor, accumulate: bool = False) -> None:
+    """Note a matrix product instead of computing it: out = a @ b, or out += a @ b."""
+    if _active:
+        _active[-1].events().append(_product([a, b, out] if accumulate else [a, b], [out]))
+
+
+def _counts(name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Counts:
+    if name in _NOTHING:
+        return Counts(name)
+    written = _tensors(kwargs.pop("out", None)) or _tensors(result)
+    inputs = [] if name in _FILLS else _tensors([*args, *kwargs.values()])
+    return (
+        _product(inputs[-2:] + inputs[:-2], written)
+        if name in _PRODUCTS
+        else _traffic(f"torch {name}", inputs, written)
+    )
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(values) if isinstance(x, Tensor)]
+
+
+def _product(read: list[Tensor], written: list[Tensor]) -> Counts:
+    (M, K), N = read[0].shape, read[1].shape[1]
+    return _traffic(f"{BLAS} {M}x{K} @ {K}x{N}", read, written, flops=2 * math.prod((M, N, K)))
+
+
+def _traffic(name: str, read: Sequence[Tensor], written: Sequence[Tensor], flops: int = 0) -> Counts:
+    loads = {f"in{i}": Traffic(loaded=x.nbytes, unique=x.nbytes) for i, x in enumerate(read)}
+    stores = {f"out{i}": Traffic(stored=x.nbytes, unique=x.nbytes) for i, x in enumerate(written)}
+    return Counts(name, loads | stores, flops)

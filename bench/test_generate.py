@@ -1,0 +1,69 @@
+"""Tokens per second of generation, against Transformers' generate on the same weights, and against no cache.
+
+Greedy, one thread, CPU time; contenders take turns and are compared within a turn. All write the same text.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from bench.figures import rate, ratio
+from fasttrain.config import Model
+from fasttrain.generate import Sampling, generate
+from fasttrain.model import Decoder
+from tests.fasttrain.generate.models import in_transformers
+
+MODEL = Model()  # of the recipe tiny
+VOCAB, SEQUENCE, PROMPT, TOKENS, ROUNDS = 4096, 256, 32, 96, 5
+Texts = list[list[int]]
+
+
+@pytest.mark.parametrize("texts", [1, 8])
+def test_tokens_per_second(texts: int, report: Callable[..., None], one_thread: None) -> None:
+    model = Decoder(MODEL, vocab=VOCAB, sequence=SEQUENCE).eval().requires_grad_(False)
+    model.init_weights(0)
+    theirs = in_transformers(model)
+    prompts = torch.randint(VOCAB, (texts, PROMPT), generator=torch.Generator().manual_seed(0))
+
+    def ours() -> Texts:
+        *_, made = generate(model, prompts.tolist(), tokens=TOKENS, sampling=Sampling(temperature=0))
+        return [text.ids for text in made]
+
+    def transformers() -> Texts:
+        made = theirs.generate(
+            prompts, attention_mask=torch.ones_like(prompts), do_sample=False, max_new_tokens=TOKENS,
+            eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+        return made[:, PROMPT:].tolist()
+
+    def without_cache() -> Texts:
+        ids = prompts
+        for _ in range(TOKENS):
+            ids = torch.cat([ids, model.logits(ids)[:, -1].argmax(-1, keepdim=True)], dim=1)
+        return ids[:, PROMPT:].tolist()
+
+    contenders = {"ours": ours, "transformers": transformers, "without a cache": without_cache}
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    expected = ours()
+    for turn in range(ROUNDS + 1):  # the first one warms up
+        for name in (list(contenders) * 2)[turn % 3 :][:3]:
+            began = time.process_time()
+            assert contenders[name]() == expected, f"{name} writes another text"
+            if turn:
+                seconds[name].append(time.process_time() - began)
+    table = {}
+    for name, own in seconds.items():
+        ratios = [theirs / ours for theirs, ours in zip(own, seconds["ours"], strict=True)]
+        limit = {"transformers": 1.0, "without a cache": 3.0}.get(name)
+        table[name] = {
+            "CPU time, of ours": ratio(statistics.median(ratios), at_least=limit) if limit else 1.0,
+            "least": min(ratios),
+            "most": max(ratios),
+            "speed": rate(texts * TOKENS / statistics.median(own), "tokens/s"),
+        }
+    report(f"generate_{texts}: {TOKENS} tokens of {texts} text{'s' * (texts > 1)}, after prompts of {PROMPT}", table)

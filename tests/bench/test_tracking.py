@@ -1,0 +1,184 @@
+"""Figures that gate, files of runs, and the change that a run is told: in files, and in a real run of pytest."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import machine, tracking
+from bench.figures import Figure, exact, figure, memory, rate, ratio, seconds
+
+ROOT = Path(__file__).parents[2]
+HERE = {"cpu": "A CPU (1, 2)", "cores": 2, "gpu": None, "gpus": 0}
+
+
+def run(date: str, commit: str = "abc", rows: dict[str, float] | None = None, **changed) -> tracking.Run:
+    stored = {name: ratio(value).row() for name, value in (rows or {}).items()}
+    head = dict(changes="", hardware=HERE, versions={"torch": "2.13.0"}) | changed
+    return tracking.Run(date=date, commit=commit, rows=stored, **head)
+
+
+@pytest.mark.parametrize(
+    ("one", "last", "worse"),
+    [
+        (ratio(1.09), 1.0, False),
+        (ratio(1.11), 1.0, True),
+        (ratio(1.11, margin=0.2), 1.0, False),
+        (ratio(0.91, at_least=0.5), 1.0, False),  # more is better
+        (ratio(0.89, at_least=0.5), 1.0, True),
+        (ratio(2.0, at_least=0.5), 1.0, False),
+        (ratio(9.0, margin=None), 1.0, False),
+        (exact(100, "B"), 100, False),
+        (exact(101, "B"), 100, True),
+        (exact(99, "B"), 100, False),
+        (seconds(9), 1, False),
+        (memory(9), 1, False),
+    ],
+)
+def test_worse_than_last_time(one: Figure, last: float, worse: bool):
+    assert one.worse_than(last) is worse
+
+
+def test_limits():
+    assert not ratio(1.0, at_most=1.0).broken
+    assert ratio(1.01, at_most=1.0).broken == "1.01 is more than 1"
+    assert rate(4, "M/s", at_least=5).broken == "4 is less than 5"
+    assert ratio(float("nan"), at_most=1.0).broken
+    assert ratio(float("nan"), at_least=1.0).broken
+    assert figure(3).kind == "note"
+
+
+def test_a_file_holds_all_and_reads_back(tmp_path):
+    one = run("2026-01-02T03:04:05+00:00", rows={"a/x": 0.5}, sensors={"sm_clock": 1980.0})
+    path = tracking.save(one, tmp_path)
+    assert path.name == "2026-01-02-a-cpu-1-2-2x-abc.json"
+    assert tracking.load(path) == one
+    stored = json.loads(path.read_text())
+    assert stored["rows"] == [{"name": "a/x", "value": 0.5, "unit": "", "kind": "ratio", "margin": 0.1}]
+    assert stored["dirty"] is False
+
+
+def test_rows_of_one_source_are_merged_and_of_others_are_not(tmp_path):
+    tracking.save(run("2026-01-02T01:00:00", rows={"a": 1, "b": 1}), tmp_path)
+    tracking.save(run("2026-01-02T02:00:00", rows={"b": 2}), tmp_path)
+    for other in (dict(commit="def"), dict(changes="1234"), dict(hardware=HERE | {"cores": 4})):
+        tracking.save(run("2026-01-02T03:00:00", rows={"b": 3}, **other), tmp_path)
+    runs = tracking.history(tmp_path)
+    assert len(runs) == 4
+    values = {name: row["value"] for name, row in runs[0].rows.items()}
+    assert values == {"a": 1, "b": 2}
+
+
+def test_last_is_the_newest_of_each_row_on_the_same_hardware():
+    runs = [
+        run("2026-01-01", rows={"a": 1, "b": 1}),
+        run("2026-01-02", rows={"a": 2}),
+        run("2026-01-03", rows={"a": 3}, hardware=HERE | {"cpu": "another"}),
+    ]
+    found = tracking.changes({"a": ratio(2.5), "b": ratio(1.05), "c": ratio(1), "d": seconds(1)}, runs, HERE)
+    assert [(change.name, change.last, change.worse) for change in found] == [
+        ("a", 2, True),
+        ("b", 1, False),
+        ("c", None, False),
+    ]
+    assert "+25.0%  WORSE, by more than 10%" in found[0].line(8)
+    assert "new" in found[2].line(8)
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    (tmp_path / "x.json").write_text('{"rows": [}')
+    with pytest.raises(ValueError, match="x.json is not a result of the benchmarks.*restore it"):
+        tracking.history(tmp_path)
+
+
+def test_all_stored_results_read():
+    assert all(run.rows for run in tracking.history(tracking.HISTORY))
+
+
+def test_source_knows_changes(tmp_path):
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    assert machine.source(tmp_path / "nowhere") == ("unknown", "")
+    git("init")
+    (tmp_path / "a.py").write_text("1")
+    git("add", ".")
+    git("commit", "-m", "a")
+    commit, changes = machine.source(tmp_path)
+    assert re.fullmatch("[0-9a-f]{10}", commit)
+    assert changes == ""
+    (tmp_path / "bench/results").mkdir(parents=True)
+    (tmp_path / "bench/results/x.json").write_text("{}")  # results and prose are not source
+    (tmp_path / "README.md").write_text("x")
+    assert machine.source(tmp_path) == (commit, "")
+    (tmp_path / "b.py").write_text("1")
+    new = machine.source(tmp_path)[1]
+    (tmp_path / "b.py").write_text("2")
+    newer = machine.source(tmp_path)[1]
+    (tmp_path / "a.py").write_text("2")
+    assert len({"", new, newer, machine.source(tmp_path)[1]}) == 4
+
+
+TEST = """
+from pathlib import Path
+import pytest
+from bench import tracking
+from bench.figures import exact, ratio, seconds
+
+tracking.HISTORY = Path(__file__).parent / "history"
+VALUE = float(Path(__file__).with_name("value").read_text())
+
+def test_one(report):
+    report("step: a step", {"ours": {"time": seconds(VALUE), "of theirs": ratio(VALUE), "bytes": exact(8, "B")}})
+
+def test_limit(report):
+    report("limited: with a limit", {"ours": {"x": ratio(VALUE, at_most=5, margin=None)}})
+    report("after: told all the same", {"ours": {"x": 1}})
+
+@pytest.mark.long
+def test_long(report):
+    raise AssertionError("ran")
+"""
+
+
+def bench(folder: Path, value: float, *options: str) -> tuple[int, str]:
+    (folder / "test_x.py").write_text(TEST)
+    (folder / "value").write_text(str(value))
+    command = [sys.executable, "-m", "pytest", "-p", "bench.conftest", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
+    done = subprocess.run(
+        [*command, "-c", str(ROOT / "pyproject.toml"), str(folder), *options],
+        cwd=folder, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def test_a_run_tells_its_change_and_fails_when_it_is_worse(tmp_path):
+    code, out = bench(tmp_path, 1.0)
+    assert code == 0, out
+    assert "none was saved before" in out
+    assert "1 skipped" in out  # the long one
+    assert not (tmp_path / "history").exists()  # nothing is written unless it is asked for
+    code, out = bench(tmp_path, 1.0, "--save")
+    assert code == 0, out
+    (path,) = (tmp_path / "history").iterdir()
+    assert "step/ours/of theirs" in path.read_text()
+    code, out = bench(tmp_path, 1.05)
+    assert code == 0, out
+    assert re.search(r"step/ours/of theirs +1\.050 +1\.000 +\+5\.0%\n", out)
+    code, out = bench(tmp_path, 6.0)
+    assert code == 1
+    assert re.search(r"step/ours/of theirs .*WORSE, by more than 10%", out)
+    assert "limited/ours/x: 6 is more than 5" in out
+    assert "after: told all the same" in out
+    code, out = bench(tmp_path, 2.0)
+    assert code == 1  # no test has failed, and the run has
+    assert "2 passed" in out
+    assert "1 of 2 figures are worse" in out

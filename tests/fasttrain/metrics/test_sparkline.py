@@ -1,0 +1,47 @@
+import math
+
+import pytest
+
+from fasttrain.metrics.sparkline import Sparkline
+
+
+def curve(values, columns=60):
+    line = Sparkline()
+    for value in values:
+        line.add(value)
+    return line.text(columns)
+
+
+def test_a_falling_loss_falls():
+    assert curve([8, 7, 6, 5, 4, 3, 2, 1]) == "███▇▅▄▂▁"  # 6 to 1 are the scale
+
+
+def test_the_first_quarter_does_not_flatten_the_rest():
+    assert curve([1000.0] * 2 + [2.0, 1.0] * 3) == "██" + "█▁" * 3
+
+
+def test_neighbours_are_merged_where_there_is_no_room():
+    assert curve([4, 2, 1, 3, 2, 0], columns=3) == "█▅▁"  # 3, 2, 1
+    assert len(curve(range(100), columns=7)) == 7
+
+
+def test_a_constant_and_the_beginning():
+    assert curve([3.0] * 4) == "▁▁▁▁"
+    assert curve([3.0]) == curve([]) == curve([1, 2], columns=1) == ""
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_is_marked(value):
+    assert curve([2, 1, value, 1]) == "█▁!▁"
+    assert curve([value, value]) == "!!"
+
+
+def test_all_steps_of_a_long_run_are_in_it():
+    """A million steps take no more room than a few hundred, and a step up in the middle is in the middle."""
+    line = Sparkline()
+    for step in range(100_000):
+        line.add(1.0 if step < 50_000 else 2.0)
+    text = line.text(40)
+    assert text[:19] == "▁" * 19
+    assert text[21:] == "█" * 19
+    assert len(line._points) < 512
