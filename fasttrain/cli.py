@@ -20,7 +20,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command("fasttrain.train", "train a model; the same as python -m fasttrain.train"),
     "plan": Command("fasttrain.commands.plan", "what a run will be: sizes, memory, speed, days, cost"),
-    "doctor": Command("fasttrain.commands.doctor", "what this machine has, will use, and lacks; checks and measures it"),
+    "doctor": Command("fasttrain.commands.doctor", "what this machine has and lacks, and what runs will use"),
     "verify-resume": Command("fasttrain.commands.verify_resume", "try whether a killed run goes on bitwise"),
     "data prepare": Command("fasttrain.commands.data_prepare", "make a dataset of text, JSONL or Parquet"),
     "data lint": Command("fasttrain.commands.data_lint", "look for what is wrong with a dataset"),

@@ -10,16 +10,18 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from fasttrain.convert import parts
 from fasttrain.data import TrainingData
 from fasttrain.model import Decoder
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -171,6 +173,8 @@ def _check_tied(tensors: _Tensors, embedding: _Piece) -> None:
 
 def tokenizer_doubts(directory: Path, data: TrainingData) -> str:
     """What speaks against the data having the tokenizer of the checkpoint; empty: nothing. Other tokens: an error."""
+    from tokenizers import Tokenizer
+
     path, ours = directory / "tokenizer.json", data.tokenizer()
     if ours is None or not path.exists():
         where = "the data" if ours is None else str(directory)

@@ -20,6 +20,12 @@ OP_COLOURS = dict(zip(OPS, COLOURS, strict=False))
 VARYING = ("M", "T", "V")
 
 
+_PREDICTED = (
+    "Not measured: computed from the bytes, FLOPs and instructions of the compiled kernels (python -m bench.static). A "
+    "bar goes from the least to the most that is likely."
+)
+
+
 def page(places: Sequence[Place], targets: Sequence[Target]) -> str:
     """The HTML."""
     sections = ["<h1>fasttrain: benchmarks</h1>", _about(places, targets)]
@@ -28,8 +34,7 @@ def page(places: Sequence[Place], targets: Sequence[Target]) -> str:
         sections.append(f"<h2>{escape(place.name)}</h2><p>Newest: {escape(newest.told)}. {_clocks(newest.sensors)}</p>")
         sections += [_measured_roofline(place), _times(place), _memory(place), _gates(place), _history(place)]
     if targets:
-        sections.append("<h2>Predicted for GPUs</h2><p>Not measured: computed from the bytes, FLOPs and instructions of "
-                        "the compiled kernels (python -m bench.static). A bar goes from the least to the most that is likely.</p>")  # fmt: skip
+        sections.append(f"<h2>Predicted for GPUs</h2><p>{_PREDICTED}</p>")
         sections.append(_cards(_predicted_roofline(target) for target in targets))
         sections.append(legend(_op_legend()))
     body = "\n".join(sections)
@@ -147,8 +152,8 @@ def _by_contender(kernels: Sequence[Kernel], letter: str) -> list[Series]:
 def _told(k: Kernel) -> str:
     f = k.figures
     return (
-        f"{k.contender}: {k.op} {k.passes}, {k.shape} {k.dtype}: {scaled(f['time'], 's')}, {f['of eager']:.2f} of eager, "
-        f"{f['of the limit']:.0%} of the limit, peak {scaled(f['peak'], 'B')}"
+        f"{k.contender}: {k.op} {k.passes}, {k.shape} {k.dtype}: {scaled(f['time'], 's')}, "
+        f"{f['of eager']:.2f} of eager, {f['of the limit']:.0%} of the limit, peak {scaled(f['peak'], 'B')}"
     )
 
 
@@ -175,7 +180,8 @@ def _gates(place: Place) -> str:
         if limit and row["kind"] == "ratio":
             rows += f"<tr><td>{escape(name)}</td><td>{number(row['value'])}</td><td>{limit[0]}</td></tr>"
     head = "<tr><th>figure</th><th>measured</th><th>limit</th></tr>"
-    return f'<details><summary>Ratios with a limit</summary><div class="wide"><table>{head}{rows}</table></div></details>' if rows else ""  # fmt: skip
+    table = f'<div class="wide"><table>{head}{rows}</table></div>'
+    return f"<details><summary>Ratios with a limit</summary>{table}</details>" if rows else ""
 
 
 def _history(place: Place) -> str:
@@ -217,7 +223,8 @@ section h3{overflow-wrap:anywhere}
 svg{width:100%;height:auto;display:block}svg text{fill:var(--soft);font:11px system-ui,sans-serif}
 .grid{stroke:var(--line)}.roof{fill:none;stroke:var(--ink);stroke-width:1.5}.line{fill:none;stroke-width:1.75}
 .legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:12px;color:var(--soft);margin:2px 0;max-width:none}
-i{display:inline-block;width:8px;height:8px;border:1.5px solid;border-radius:50%;margin-right:5px}i.square{border-radius:1px}
+i{display:inline-block;width:8px;height:8px;border:1.5px solid;border-radius:50%;margin-right:5px}
+i.square{border-radius:1px}
 summary{cursor:pointer;margin:12px 0 6px;font-weight:600}.wide{overflow-x:auto}
 table{border-collapse:collapse;font-size:13px}th{text-align:left;color:var(--soft);font-weight:500}
 td,th{padding:2px 18px 2px 0;white-space:nowrap}

@@ -35,12 +35,12 @@ def _limit(op: str, rows: Sequence[Row]) -> int:
 
 
 def _facts_table(rows: Sequence[Row]) -> Iterator[str]:
-    yield "| provider | kernel | shape | " + " | ".join(FACTS_TARGETS) + " |"
-    yield "|---" * (3 + len(FACTS_TARGETS)) + "|"
-    kernels: dict[tuple[str, str, str], dict[str, Row]] = {}
-    for row in sorted(rows, key=lambda r: (r.op, r.provider != OURS, r.provider, PASSES.index(r.direction))):
+    yield "| op | shape | provider | kernel | " + " | ".join(FACTS_TARGETS) + " |"
+    yield "|---" * (4 + len(FACTS_TARGETS)) + "|"
+    kernels: dict[tuple[str, ...], dict[str, Row]] = {}
+    for row in sorted(rows, key=lambda r: (r.op, r.shape, r.provider != OURS, r.provider, PASSES.index(r.direction))):
         if row.registers is not None:
-            kernels.setdefault((row.provider, row.launch.strip("_"), row.shape), {})[row.target] = row
+            kernels.setdefault((row.op, row.shape, row.provider, row.launch.strip("_")), {})[row.target] = row
     for names, targets in kernels.items():
         cells = [_cell(targets[target]) if target in targets else "" for target in FACTS_TARGETS]
         yield f"| {' | '.join([*names, *cells])} |"

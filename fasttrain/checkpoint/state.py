@@ -106,13 +106,19 @@ def _empty_averages(parameters: dict[str, Tensor], saved: dict[str, TensorStorag
     return empty
 
 
-def load(checkpoint: Checkpoint, state: dict[str, Any], group: dist.ProcessGroup | None) -> None:
+def load(
+    checkpoint: Checkpoint,
+    state: dict[str, Any],
+    group: dist.ProcessGroup | None,
+    reader: dcp.FileSystemReader | None = None,  # None: a new one
+) -> None:
     """Fill the tensors of a state with what was saved under their names. All ranks of `group` call it."""
 
     def read() -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it should be without a group
-            dcp.load(state, checkpoint_id=checkpoint.path, process_group=group, no_dist=group is None)
+            path = checkpoint.path
+            dcp.load(state, checkpoint_id=path, storage_reader=reader, process_group=group, no_dist=group is None)
 
     try:
         together(group, read)

@@ -29,6 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     """Exit code 0: scored; 1: a loss is worse than guessing; 2: a mistake in the command."""
     options = _parser().parse_args(arguments)
     with mistakes_without_traceback(PROGRAM), runtime_of(options) as runtime:
+        _check(options)
         if options.tasks:
             import fasttrain.evaluate.harness  # noqa: F401  (before the work: a missing package shows at once)
         loaded = load_model(
@@ -44,6 +45,14 @@ def main(arguments: Sequence[str]) -> int:
                 if (page := loaded.run / "report.html").exists():
                     write_report([loaded.run], page)
     return 1 if any(line.get("suspicion") for line in lines) else 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in ("fewshot", "limit", "include_path"):
+        if getattr(options, name) is not None and not options.tasks:
+            raise ValueError(
+                f"--{name.replace('_', '-')} is for tasks, and there are none; add --tasks, or leave it out"
+            )
 
 
 def _set_lines(options: argparse.Namespace, loaded: Loaded, runtime: Runtime) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         check_is_free(options.out)
         checkpoint = find(options.run)
         source = describe(checkpoint, options.tokenizer)
-        total = weights(checkpoint, source.model, DTYPES[options.dtype]).bytes
+        total = weights(checkpoint, source.settings.model, DTYPES[options.dtype]).bytes
         screen = Console(stderr=True, highlight=False)
         with screen.status(f"comparing {checkpoint.path} with its checksums, {size(checkpoint.bytes)}"):
             checkpoint.verify()
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _tell(result: Exported, source: Source, dtype: str) -> None:
     """What is where, and what can be done with it."""
-    family = "Qwen3" if source.model.qk_norm else "Llama"
+    family = "Qwen3" if source.settings.model.qk_norm else "Llama"
     where = f"step {source.checkpoint.step} of {source.run}"
     print(f"{result.path}: {family}, {result.parameters:,} parameters in {dtype}, {where}")
     for name, length in result.files.items():

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         sampling = Sampling(
             temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed
         )
-        prompts = [] if options.interactive else _prompts(options)
+        prompts = _prompts(options)
         with runtime_of(options) as runtime:
             loaded = load_model(
                 options.run,
@@ -169,7 +169,11 @@ def _interact(writer: Writer) -> int:
 def _prompts(options: argparse.Namespace) -> list[str]:
     files = [sys.stdin.read() if str(path) == "-" else path.read_text("utf-8") for path in options.prompt_file]
     given = [*options.prompt, *files]
-    if not given:
+    if options.interactive and (given or options.json):
+        raise ValueError(
+            "--interactive asks for its prompts and shows the texts; leave out --prompt, --prompt-file and --json"
+        )
+    if not given and not options.interactive:
         raise ValueError("there is no prompt; add --prompt TEXT, --prompt-file FILE, or --interactive")
     return given
 

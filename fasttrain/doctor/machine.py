@@ -91,10 +91,10 @@ def cpu_quota(root: Path = ROOT) -> float:
     """Cores that cgroups allow; inf: no limit."""
     quotas = [math.inf]
     for directory in _cgroups(root, "cpu"):
-        for text in (_read(directory / "cpu.max"), f"{_read(directory / 'cpu.cfs_quota_us')} {_period(directory)}"):
-            quota, _, period = text.strip().partition(" ")
-            if quota.isdecimal() and period.isdecimal() and int(period):
-                quotas.append(int(quota) / int(period))
+        older = _read(directory / "cpu.cfs_quota_us") + " " + _read(directory / "cpu.cfs_period_us")
+        pairs = (_read(directory / "cpu.max").split(), older.split())
+        # neither "max" nor -1
+        quotas += [int(pair[0]) / int(pair[1]) for pair in pairs if len(pair) == 2 and "".join(pair).isdecimal()]
     return min(quotas)
 
 
@@ -103,10 +103,6 @@ def memory_limit(root: Path = ROOT) -> float:
     names = ("memory.max", "memory.limit_in_bytes")
     texts = [_read(directory / name).strip() for directory in _cgroups(root, "memory") for name in names]
     return min((float(text) for text in texts if text.isdecimal()), default=math.inf)
-
-
-def _period(directory: Path) -> str:
-    return _read(directory / "cpu.cfs_period_us").strip()
 
 
 def _cgroups(root: Path, controller: str) -> Iterator[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import tomli_w
@@ -15,11 +16,11 @@ SECTIONS = ("model", "batch", "optim")  # of the settings; others have paths in 
 
 def card(source: Source, weights: Weights, name: str) -> str:
     """In the form that the Hugging Face hub reads."""
-    family = "qwen3" if source.model.qk_norm else "llama"
+    family = "qwen3" if source.settings.model.qk_norm else "llama"
     header = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
     header += ["tags:", "- fasttrain", f"- {family}", "---"]
     rows = [f"| {what} | {fact} |" for what, fact in _facts(source, weights)]
-    settings = tomli_w.dumps({section: _stated(source.settings[section]) for section in SECTIONS})
+    settings = tomli_w.dumps({section: _stated(getattr(source.settings, section)) for section in SECTIONS})
     return "\n".join(
         [
             *header, "", f"# {name}", "",
@@ -35,7 +36,7 @@ def _usage(source: Source, name: str) -> list[str]:
     lines = ["```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     lines += [f'model = AutoModelForCausalLM.from_pretrained("{name}", dtype="auto")']
     if source.tokenizer is not None:
-        bos = "tokenizer.bos_token + " if source.separator is not None else ""
+        bos = "tokenizer.bos_token + " if source.separator_text is not None else ""
         lines += [
             f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
             f'prompt = tokenizer({bos}"Once upon a time", return_tensors="pt")',
@@ -50,11 +51,11 @@ def _usage(source: Source, name: str) -> list[str]:
 def _facts(source: Source, weights: Weights) -> Iterator[tuple[str, Any]]:
     checkpoint, settings = source.checkpoint, source.settings
     yield "parameters", f"{weights.parameters:,}, as {str(weights.dtype).removeprefix('torch.')}"
-    yield "step", f"{checkpoint.step:,} of {settings['batch']['steps']:,}"
+    yield "step", f"{checkpoint.step:,} of {settings.batch.steps:,}"
     yield "tokens", f"{checkpoint.facts['progress']['tokens']:,}"
-    yield "sequence", f"{source.sequence:,} tokens"
-    if settings.get("from_hf", "None") != "None":
-        yield "started from", settings["from_hf"].rstrip("/").rpartition("/")[2]
+    yield "sequence", f"{settings.data.sequence:,} tokens"
+    if settings.from_hf is not None:
+        yield "started from", settings.from_hf.name
     for name, digest in checkpoint.facts["datasets"].items():
         yield f"data{f' {name}' if name else ''}", f"{_about(source, name)}sha256 {digest}"
     for line in source.validations:
@@ -65,7 +66,7 @@ def _facts(source: Source, weights: Weights) -> Iterator[tuple[str, Any]]:
         yield "validation", f"loss {checkpoint.loss:.4f}"
     ranks = checkpoint.facts["world"]
     on = f" on {source.hardware}" if source.hardware else ""
-    yield "trained on", f"{ranks} rank{'s' * (ranks != 1)}{on}, precision {settings['parallel']['precision']}"
+    yield "trained on", f"{ranks} rank{'s' * (ranks != 1)}{on}, precision {settings.parallel.precision}"
     yield "versions", ", ".join(f"{name} {version}" for name, version in checkpoint.facts["versions"].items())
 
 
@@ -77,5 +78,6 @@ def _about(source: Source, name: str) -> str:
     return f"{dataset.path.name}, {len(dataset.split('train')):,} tokens, "
 
 
-def _stated(section: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in section.items() if value != "None"}
+def _stated(section: Any) -> dict[str, Any]:
+    """TOML has no null."""
+    return {key: value for key, value in asdict(section).items() if value is not None}

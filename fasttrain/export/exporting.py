@@ -12,7 +12,7 @@ from typing import Any
 from fasttrain.convert import huggingface_config
 from fasttrain.disk import free_bytes
 from fasttrain.export.card import card
-from fasttrain.export.directory import check_is_free, whole
+from fasttrain.export.directory import whole
 from fasttrain.export.source import Source
 from fasttrain.export.weights import DTYPES, Weights, weights
 
@@ -38,8 +38,7 @@ def export(
     report: Callable[[int], None] = lambda _: None,  # told of bytes of weights written
 ) -> Exported:
     """Write a Hugging Face checkpoint. The caller has verified the source; nothing shows at `out` before the end."""
-    check_is_free(out)
-    found = weights(source.checkpoint, source.model, DTYPES[dtype])
+    found = weights(source.checkpoint, source.settings.model, DTYPES[dtype])
     if (free := free_bytes(out.absolute())) < found.bytes + _OTHERS:
         raise ValueError(
             f"export: {found.bytes / 1e9:,.2f} GB of weights do not fit in the {free / 1e9:,.2f} GB that are free at "
@@ -59,9 +58,10 @@ def export(
 
 def _config(source: Source, found: Weights) -> dict[str, Any]:
     ends = {"bos_token_id": source.separator, "eos_token_id": source.separator}  # null: Llama's defaults are others
+    model, sequence = source.settings.model, source.settings.data.sequence
     return {
-        **huggingface_config(source.model, vocab=source.vocab, sequence=source.sequence),
-        "rope_theta": source.model.rope_theta,  # for programs that do not know rope_parameters yet
+        **huggingface_config(model, vocab=source.vocab, sequence=sequence),
+        "rope_theta": model.rope_theta,  # for programs that do not know rope_parameters yet
         "dtype": str(found.dtype).removeprefix("torch."),
         **ends,
     }
@@ -79,7 +79,7 @@ def _tokenizer_config(source: Source) -> dict[str, Any]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": source.sequence,
+        "model_max_length": source.settings.data.sequence,
         **special,
     }
 

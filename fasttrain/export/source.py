@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from fasttrain import config
 from fasttrain.checkpoint import Checkpoint
 from fasttrain.checkpoint.state import saved_tensors
+from fasttrain.config import Config, from_toml
 from fasttrain.data import AnyDataset, TrainingData
 from fasttrain.data.foreign.dataset import SEPARATORS
 from fasttrain.data.history import NAME as BATCHES
@@ -26,8 +25,7 @@ class Source:
     """A checkpoint, and its run as far as it can be read."""
 
     checkpoint: Checkpoint
-    model: config.Model
-    settings: dict[str, Any]  # all of the run
+    settings: Config
     vocab: int  # rows of the embedding
     data: TrainingData | None  # None: not here
     tokenizer: Path | None  # tokenizer.json
@@ -37,20 +35,14 @@ class Source:
     hardware: str
 
     @property
-    def sequence(self) -> int:
-        return self.settings["data"]["sequence"]
-
-    @property
     def run(self) -> Path:
         return self.checkpoint.path.parent.parent
 
 
 def describe(checkpoint: Checkpoint, tokenizer: str | None = None) -> Source:
     """All but the weights. tokenizer: in place of the data's, a tokenizer.json or WITHOUT."""
-    settings = tomllib.loads(checkpoint.facts["config"])
     run = checkpoint.path.parent.parent
     vocab = saved_tensors(checkpoint.path)["model.embedding.weight"].size[0]
-    stated: dict[str, Any] = {key: None if value == "None" else value for key, value in settings["model"].items()}
     data, trouble = _data(run, checkpoint.step)
     if data is None and tokenizer is None:
         raise ValueError(
@@ -62,8 +54,7 @@ def describe(checkpoint: Checkpoint, tokenizer: str | None = None) -> Source:
     starts = [event for event in read_incidents(run) if event["kind"] in ("start", "resume")]
     return Source(
         checkpoint=checkpoint,
-        model=config.Model(**stated),
-        settings=settings,
+        settings=from_toml(checkpoint.facts["config"]),
         vocab=vocab,
         data=data,
         tokenizer=path,
@@ -87,7 +78,9 @@ def _data(run: Path, step: int) -> tuple[TrainingData | None, str]:
 def _tokenizer_path(data: TrainingData | None, named: str | None) -> Path | None:
     if named is not None:
         return None if named == WITHOUT else Path(named)
-    datasets: list[AnyDataset] = list(data.datasets.values()) if data else []
+    assert data is not None
+    data.tokenizer()  # compares it with its checksum
+    datasets: list[AnyDataset] = list(data.datasets.values())
     return next((dataset.tokenizer_path for dataset in datasets if dataset.tokenizer_path), None)
 
 

@@ -12,10 +12,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata
 
 from fasttrain import config
 from fasttrain.checkpoint import Checkpoint
@@ -69,12 +72,13 @@ class Weights:
 
     def _read(self, most: int) -> Iterator[tuple[str, Tensor]]:
         """All tensors in order; of the checkpoint, so many bytes at a time."""
-        saved = saved_tensors(self.checkpoint.path)
+        reader = _Reader(self.checkpoint.path)
+        saved: Any = reader.read_metadata().state_dict_metadata
         names = {f"model.{ours}": rows for ours, rows in self.packed.items()}
         sizes = {name: math.prod(saved[name].size) * saved[name].properties.dtype.itemsize for name in names}
         for group in _groups(names, sizes.__getitem__, most):
             state = {name: torch.empty(saved[name].size, dtype=saved[name].properties.dtype) for name in group}
-            load(self.checkpoint, state, None)
+            load(self.checkpoint, state, None, reader)
             for name in group:
                 rows = names[name]
                 for theirs, part in zip(rows, state.pop(name).split(list(rows.values())), strict=True):
@@ -92,6 +96,17 @@ def weights(checkpoint: Checkpoint, model: config.Model, dtype: torch.dtype) -> 
     assert packed.keys() == saved.keys(), f"{checkpoint.path} has other tensors than its model"
     shapes = {theirs: (n, *saved[ours][1:]) for ours, rows in packed.items() for theirs, n in rows.items()}
     return Weights(checkpoint=checkpoint, packed=packed, shapes=shapes, dtype=dtype)
+
+
+class _Reader(dcp.FileSystemReader):
+    """Reads the metadata once: those that many ranks have left take longer than a few tensors."""
+
+    _metadata: Metadata | None = None
+
+    def read_metadata(self, *args: Any, **options: Any) -> Metadata:
+        if self._metadata is None:
+            self._metadata = super().read_metadata(*args, **options)
+        return self._metadata
 
 
 def _groups(names: Iterable[str], size: Callable[[str], int], most: int) -> Iterator[list[str]]:

@@ -52,7 +52,8 @@ class Cache:
         positions = torch.tensor(places, device=self._device)
         alike = min(self._filled) == most
         seen = None if alike else torch.arange(most, device=self._device) <= positions[:, None]
-        past = [_Tokens(self, layer, positions, most, seen) for layer in range(len(self._model.blocks))]
+        rows = torch.arange(len(places), device=self._device)
+        past = [_Tokens(self, layer, rows, positions, most, seen) for layer in range(len(self._model.blocks))]
         return self._model.logits(tokens[:, None], None, positions[:, None], past=past)[:, 0]
 
     def layer(self, layer: int, like: Tensor) -> Tensor:  # (..., Hk, D) -> (2, B, S, Hk, D)
@@ -84,14 +85,14 @@ class _Tokens:
 
     cache: Cache
     layer: int
+    rows: Tensor  # (B,)
     positions: Tensor  # (B,)
     most: int  # slots that any row has filled
     seen: Tensor | None  # (B, most) bool; None: all
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (B, 1, H, D), (B, 1, Hk, D) twice -> (B, 1, H, D)
         kv = self.cache.layer(self.layer, k)
-        rows = torch.arange(len(k), device=k.device)
-        kv[0, rows, self.positions], kv[1, rows, self.positions] = k[:, 0], v[:, 0]
+        kv[0, self.rows, self.positions], kv[1, self.rows, self.positions] = k[:, 0], v[:, 0]
         keys, values = kv[:, :, : self.most].transpose(2, 3)  # (B, Hk, S, D)
         # The G heads of a group are G queries of its one key head: keys are read once, and nothing is repeated.
         grouped = q.reshape(len(q), keys.shape[1], -1, q.shape[-1])  # (B, Hk, G, D)

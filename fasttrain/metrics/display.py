@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Mapping
 from time import monotonic
 
-from rich.console import Console, Group
+from rich.console import Console, Group, OverflowMethod
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -126,31 +126,33 @@ class Display:
         self._drawn = monotonic()
 
     def _view(self, step: int, values: Mapping[str, float]) -> Group:
-        columns = self._console.width
+        columns, ascii_only = self._console.width, self._console.options.ascii_only
         shown = {name: text.strip() for name, text in self._figures(step, values).items()}
-        count, lr, eta = f"step {self._count(step).strip()}", f"lr {shown.pop('lr')}  ", f"eta {shown.pop('eta')}"
-        if len(f"{count}  {lr}{eta}") + _BAR > columns:
-            lr = ""
-        lines: list[Table | Text] = [Text(f"{count} {eta}")]
-        if len(f"{count}  {eta}") + _BAR <= columns:
-            top = Table.grid(padding=(0, 1), expand=True)
-            top.add_column(no_wrap=True)
-            top.add_column(ratio=1)
-            top.add_column(no_wrap=True)
-            top.add_row(Text(count), ProgressBar(total=self._steps, completed=step), Text(f"{lr}{eta}"))
-            lines = [top]
+        top = self._progress(step, columns, lr=shown.pop("lr"), eta=shown.pop("eta"))
         for name in _NEEDLESS:
             if len(_joined(shown)) > columns:
                 del shown[name]
-        lines.append(Text(_joined(shown)))
-        if not self._console.options.ascii_only and (curve := self._losses.text(min(columns, _CURVE) - len("loss "))):
-            lines.append(Text(f"loss {curve}"))
+        lines = [_joined(shown)]
+        if not ascii_only and (curve := self._losses.text(min(columns, _CURVE) - len("loss "))):
+            lines.append(f"loss {curve}")
         if self._incident:
-            lines.append(Text(f"last incident: {self._incident}"))
-        for line in lines:
-            if isinstance(line, Text):
-                line.no_wrap, line.overflow = True, "crop" if self._console.options.ascii_only else "ellipsis"
-        return Group(*lines)
+            lines.append(f"last incident: {self._incident}")
+        overflow: OverflowMethod = "crop" if ascii_only else "ellipsis"
+        return Group(top, *(Text(line, no_wrap=True, overflow=overflow) for line in lines))
+
+    def _progress(self, step: int, columns: int, *, lr: str, eta: str) -> Table | Text:
+        """Without the learning rate, or even the bar, where there is no room for them."""
+        count, right = f"step {self._count(step).strip()}", f"lr {lr}  eta {eta}"
+        if len(f"{count}  {right}") + _BAR > columns:
+            right = f"eta {eta}"
+        if len(f"{count}  {right}") + _BAR > columns:
+            return Text(f"{count} {right}", no_wrap=True, overflow="crop")
+        top = Table.grid(padding=(0, 1), expand=True)
+        top.add_column(no_wrap=True)
+        top.add_column(ratio=1)
+        top.add_column(no_wrap=True)
+        top.add_row(Text(count), ProgressBar(total=self._steps, completed=step), Text(right))
+        return top
 
     def _line(self, step: int, values: Mapping[str, float]) -> str:
         return f"step {self._count(step)}  {_joined(self._figures(step, values))}"

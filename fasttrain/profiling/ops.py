@@ -32,7 +32,7 @@ def op_lines(events: Iterable[Mapping[str, Any]], *, steps: int, on_gpu: bool) -
     total = sum(op.seconds for op in times)
     if not total:
         return ["the profiler saw no op"]
-    rows = [(op.seconds, _short(op.name), f"{op.calls / steps:,.0f} calls") for op in ops[:TOP]]
+    rows = [(op.seconds, _short(op.name), _calls(op.calls / steps)) for op in ops[:TOP]]
     if rest := ops[TOP:]:
         rows.append((sum(op.seconds for op in rest), f"{len(rest)} other ops", ""))
     if outside:
@@ -105,6 +105,10 @@ def gpu_busy(events: Iterable[Mapping[str, Any]]) -> float:
 def _ranked(spent: Mapping[str, list[float]]) -> list[OpTime]:
     times = [OpTime(name, microseconds / 1e6, int(calls)) for name, (microseconds, calls) in spent.items()]
     return sorted(times, key=lambda op: -op.seconds)
+
+
+def _calls(number: float) -> str:
+    return f"{number:,.0f} call{'s' * (round(number) != 1)}"
 
 
 def _short(name: str) -> str:

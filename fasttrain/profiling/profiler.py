@@ -64,7 +64,7 @@ class Profiler:
         with _quiet():
             self._profile.step()
         if self._begun > WARM_UP + self._steps:
-            self._finish()
+            self._tell_all()
         return True
 
     def lap(self, lap: Lap) -> None:
@@ -81,7 +81,7 @@ class Profiler:
         with _quiet():
             self._profile.stop()
         if kind is None and self._laps:
-            self._finish()
+            self._tell_all()
         elif kind is None:
             self._tell(f"nothing was profiled: the run ended within the {WARM_UP} steps that are left alone")
 
@@ -95,9 +95,18 @@ class Profiler:
         made.start()
         return made
 
-    def _finish(self) -> None:
+    def _tell_all(self) -> None:
         assert self._profile is not None
         watched, self._profile = self._profile, None
+        try:
+            lines = self._written(watched)
+        except (OSError, RuntimeError) as error:  # a full disk; no profile is worth a run
+            lines = [f"the profile could not be written: {error}"]
+        for line in lines:
+            self._tell(line)
+
+    def _written(self, watched: profile) -> list[str]:
+        """The files are; what there is to say about them."""
         last = self._before + len(self._laps)
         self._directory.mkdir(parents=True, exist_ok=True)
         name = f"rank{self._runtime.rank}-step{last}"
@@ -109,14 +118,13 @@ class Profiler:
             torch.cuda.memory._record_memory_history(enabled=None)
         else:
             memory.write_text(json.dumps(memory_of(events)))
-        for line in [
+        return [
             f"profiled steps {self._before + 1} to {last}",
             split_line([lap.seconds() for lap in self._laps]),
             *op_lines(events, steps=len(self._laps), on_gpu=self._on_gpu),
             f"trace: {trace} (open it at ui.perfetto.dev)",
             f"memory: {memory}{' (open it at pytorch.org/memory_viz)' if self._on_gpu else ''}",
-        ]:
-            self._tell(line)
+        ]
 
 
 def check(steps: int, *, left: int) -> None:

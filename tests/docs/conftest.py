@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -29,12 +30,19 @@ def everything(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="session")
 def whole_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home, before = tmp_path_factory.mktemp("home"), Path.cwd()
-    os.chdir(home)
-    try:
-        make_home(home)
-    finally:
-        os.chdir(before)
+    """Made once, also where several processes run tests."""
+    base = tmp_path_factory.getbasetemp()
+    home, before = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "whole home", Path.cwd()
+    with open(home.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not home.with_suffix(".made").exists():  # runs know where their data is: no other name for it later
+            home.mkdir()
+            os.chdir(home)
+            try:
+                make_home(home)
+            finally:
+                os.chdir(before)
+            home.with_suffix(".made").touch()
     return home
 
 

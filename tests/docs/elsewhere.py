@@ -63,8 +63,12 @@ def is_module(words: Sequence[str]) -> None:
     """python -m MODULE: it can be found, and so can the files that it is given."""
     assert words[1] == "-m"
     assert importlib.util.find_spec(words[2]), f"there is no module {words[2]}"
-    for word in words[3:]:
-        assert not word.endswith(".py") or (ROOT / word).exists(), f"there is no {word}"
+    has_files(words[3:])
+
+
+def has_files(words: Sequence[str]) -> None:
+    for word in words:
+        assert not word.startswith(("tests/", "bench/")) or (ROOT / word).exists(), f"there is no {word}"
 
 
 def nothing(words: Sequence[str]) -> None:
@@ -90,12 +94,12 @@ ELSEWHERE = [
     Elsewhere("sbatch ", "needs Slurm; test_slurm.py runs the script", is_job),
     Elsewhere("tensorboard ", "serves until it is killed", has_curves),
     Elsewhere("wandb login", "needs an account", nothing),
-    Elsewhere("python -m fasttrain.train --log.wandb", "needs an account", nothing),
+    Elsewhere("python -m fasttrain.train --log.wandb", "needs an account", parse),
     Elsewhere("fasttrain eval runs/a --tasks", "downloads its questions; make test-eval has its own", parse),
     Elsewhere("vllm ", "needs a GPU, and is no dependency", nothing),
-    Elsewhere("apt-get install ", "changes the machine", nothing),
     Elsewhere(". .venv/bin/activate", "changes the shell", nothing),
     Elsewhere("python -m fasttrain_kernels.testing.compiled", "takes minutes: make compiled", is_module),
+    Elsewhere("pytest ", "takes minutes: make test-faults", has_files),
     Elsewhere("python -m pytest bench/", "takes minutes: make bench", is_module),
     Elsewhere("python -m bench.fit_plan", "takes minutes, and may overwrite stored figures", is_module),
     Elsewhere("python -m tests.kernels.numbers.table", "takes minutes", is_module),

@@ -8,16 +8,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from textwrap import dedent
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+PROGRAM = "(?:fasttrain|python|make|pip|torchrun|pytest|sbatch|tensorboard)"
 SHELL = ("", "sh", "bash", "console")  # languages of blocks that are typed into a shell
 
 
 @dataclass(frozen=True)
 class Block:
-    """Between two fences."""
+    """Between two fences; or commands that are indented instead."""
 
     page: str
     line: int
@@ -55,6 +57,15 @@ def _blocks(page: Path) -> Iterator[Block]:
     text = page.read_text()
     for found in re.finditer(r"^```([\w-]*)\n(.*?)^```$", text, re.S | re.M):
         yield Block(str(page.relative_to(ROOT)), text[: found.start()].count("\n") + 1, found[1], found[2])
+    outside = _without_blocks(text)
+    for found in re.finditer(rf"(?:^    {PROGRAM} .*\n)+", outside, re.M):
+        line = outside[: found.start()].count("\n")
+        yield Block(str(page.relative_to(ROOT)), line, "", dedent(found[0]))
+
+
+def _without_blocks(text: str) -> str:
+    """With empty lines in their place."""
+    return re.sub(r"^```.*?^```$", lambda block: "\n" * block[0].count("\n"), text, flags=re.S | re.M)
 
 
 def commands() -> list[Command]:
@@ -116,8 +127,8 @@ def inline_commands() -> list[Command]:
     """Between backticks in the text: a program, and more than one word."""
     found = []
     for page in PAGES:
-        text = re.sub(r"^```.*?^```$", lambda block: "\n" * block[0].count("\n"), page.read_text(), flags=re.S | re.M)
-        for code in re.finditer(r"`((?:fasttrain|python|make|pip|torchrun|pytest|sbatch|tensorboard) [^`]+)`", text):
+        text = _without_blocks(page.read_text())
+        for code in re.finditer(rf"`({PROGRAM} [^`]+)`", text):
             line = text[: code.start()].count("\n") + 1
             found.append(Command(str(page.relative_to(ROOT)), line, " ".join(code[1].split())))
     return found
@@ -125,13 +136,13 @@ def inline_commands() -> list[Command]:
 
 def links(page: Path) -> list[str]:
     """Targets of [text](target), outside of blocks."""
-    text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(), flags=re.S | re.M)
+    text = re.sub(r"`[^`\n]*`", "", _without_blocks(page.read_text()))
     return re.findall(r"\]\(([^)\s]+)\)", text)
 
 
 def anchors(page: Path) -> set[str]:
     """What #... may name, as GitHub makes it of headings."""
-    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M)
+    text = _without_blocks(page.read_text())
     found: set[str] = set()
     for heading in re.findall(r"^#+ (.+)$", text, re.M):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
+import importlib.util
 import io
 import re
 import runpy
@@ -28,18 +28,21 @@ from tests.runs import SMALL
 # Placeholders, and figures of runs that are longer than those of a test
 IN_A_TEST = {
     "RUN": "runs/tiny",
+    "OTHER": "runs/b",
+    "N": "3",
     "DIR": "data/mine",
     "/data/tokens": "data/mine",
+    "/mnt/big/runs": "runs",
     "4711": "47",
     "2000000000": "1000",
     "runs/base@400": "runs/base@15",
     "runs/a@300": "runs/a@15",
 }
 SHORT = [*SMALL, "--parallel.replicas", "1"]
-STEPS = 6  # of a shortened training; a fiftieth of what a command names, if that is more
-ALWAYS = ("--batch.steps", "--checkpoint.every", "--validation.every")  # also where the command names them
+STEPS = 6  # of a shortened training
+ALWAYS = ("--checkpoint.every", "--validation.every")  # also where the command names them
 WHOLE = "tiny"  # the recipe that can be trained as it is, in minutes
-PARSED = ("plan", "verify-resume")  # commands that also take the options of a training
+PARSED = ("doctor", "plan", "verify-resume")  # commands that also take the options of a training
 
 
 class Outcome(NamedTuple):
@@ -76,6 +79,8 @@ def _program(words: Sequence[str], *, whole: bool) -> Callable[[], int]:
         name, arguments = _command(words[1:])
         if "--out" in arguments and name in ("data prepare", "export"):  # they do not write over what is there
             shutil.rmtree(arguments[arguments.index("--out") + 1], ignore_errors=True)
+        if name == "verify-resume":
+            arguments = shortened(arguments)
         return lambda: importlib.import_module(COMMANDS[name].module).main(arguments)
     assert words[:2] == ["python", "-m"], words
     return lambda: _module(words[2], words[3:])
@@ -94,10 +99,14 @@ def shortened(options: Sequence[str]) -> list[str]:
     added = [pair for pair in pairs if pair[0] in ALWAYS or pair[0] not in options]
     if "--from-hf" in options:
         added = [pair for pair in added if not pair[0].startswith("--model.")]
+    return [*options, *(word for pair in added for word in pair), "--batch.steps", str(_few_steps(options))]
+
+
+def _few_steps(options: Sequence[str]) -> int:
+    """A fiftieth of what a command names, if that is more than a few; and some to profile."""
     if "--batch.steps" in options:
-        steps = int(options[options.index("--batch.steps") + 1])
-        added.append(["--batch.steps", str(max(STEPS, steps // 50))])
-    return [*options, *(word for pair in added for word in pair)]
+        return max(STEPS, int(options[options.index("--batch.steps") + 1]) // 50)
+    return 2 * STEPS if {"--profile", "--log.profile"} & set(options) else STEPS
 
 
 def directories(options: Sequence[str]) -> set[str]:
@@ -117,6 +126,8 @@ def parse(words: Sequence[str]) -> None:
         if is_training(words):
             load(training_options(words), RECIPES)
             return 0
+        if words[0] != "fasttrain":
+            return 0 if importlib.util.find_spec(words[2]) else 2
         name, arguments = _command(words[1:])
         parser: argparse.ArgumentParser = importlib.import_module(COMMANDS[name].module)._parser()
         _, rest = parser.parse_known_args(arguments)

@@ -11,12 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from tests.docs.elsewhere import ELSEWHERE, elsewhere
 from tests.docs.pages import SHELL, Block, Command, blocks, commands, commands_of, inline_commands
 from tests.docs.running import directories, is_training, missing, parse, run, training_options
 
-SLOW = ("fasttrain verify-resume",)  # real processes, for a minute
+SLOW = (  # 5 s of CPU time and more
+    "fasttrain doctor",
+    "fasttrain train --profile",
+    "fasttrain train --recipe 124m --log.profile",
+    "fasttrain verify-resume",
+    "python -m fasttrain_kernels.testing.tour",
+)
 OUTPUT = ("kernels/fasttrain_kernels/",)  # how untagged blocks begin that are no commands
 SHELLS = ("python3 -c", "grep ")
 EXACT = ("fasttrain plan", "fasttrain data", "fasttrain checkpoint")  # numbers on the page are those of the test too
@@ -39,7 +46,7 @@ def _deal_with(command: Command, block: Block, expected: int, seen: set[str], *,
         _in_a_shell(command)
     elif row := elsewhere(command.text):
         row.check(command.words)
-    elif command.text.startswith(SLOW) and not everything:
+    elif command.text.startswith(SLOW) and "--quick" not in command.words and not everything:
         parse(command.words)
     elif command.words[0] == "fasttrain" or command.words[:2] == ["python", "-m"]:
         if is_training(command.words):
@@ -76,13 +83,14 @@ def _in_a_shell(command: Command) -> None:
 def test_commands_between_backticks_exist(home: Path) -> None:
     """They are mentioned, not told to be typed: the parser knows them, or the table does."""
     for command in inline_commands():
-        if row := elsewhere(command.text):
-            if "--" not in command.text or command.words[0] != "torchrun":
-                row.check(command.words)
-        elif command.words[0] == "fasttrain" and len(command.words) > 2 and "--" in command.text:
+        if command.words[0] == "torchrun" and "-m" not in command.words:
+            assert set(command.words[1:]) <= set(get_args_parser()._option_string_actions), str(command)
+        elif row := elsewhere(command.text):
+            row.check(command.words)
+        elif command.words[0] == "fasttrain" and "--" in command.text:
             parse([word for word in command.words if word not in ("--help", "...")])
-        elif command.words[0] == "fasttrain":
-            run([*command.words, "--help"], everything=False)
+        else:
+            assert run([*command.words, "--help"], everything=False).code == 0, str(command)
 
 
 def test_there_are_commands() -> None:

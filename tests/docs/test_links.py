@@ -37,10 +37,6 @@ def test_every_page_is_reached_from_the_index():
     assert [page for page in DOCS.rglob("*.md") if page not in reached] == []
 
 
-def test_the_readme_leads_to_the_index():
-    assert "docs/README.md" in links(ROOT / "README.md")
-
-
 def test_headings_become_anchors_as_on_github(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# What, and *why*?\n## `data.mixture.NAME`\n## A [link](x.md)\n## A link\n```\n# none\n```\n")

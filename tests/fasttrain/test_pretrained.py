@@ -21,7 +21,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 import fasttrain.pretrained
 import fasttrain.train
 from fasttrain.architecture import TAKEN
+from fasttrain.certify import plan as trial_of
 from fasttrain.checkpoint import find
+from fasttrain.commands.plan import main as plan_command
 from fasttrain.config import Config, load
 from fasttrain.convert import to_huggingface
 from fasttrain.export import describe, export
@@ -269,6 +271,19 @@ def test_settings_that_contradict_the_checkpoint(
         load(["--from-hf", str(path), "--resume", "runs/other"], RECIPES)
     said = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert "both say where the weights come from" in said
+
+
+def test_plans_and_certificates_take_the_setting(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    path = place.theirs("llama")
+    assert plan_command(["--from-hf", str(path), "--gpu", "h100-sxm", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    theirs = AutoModelForCausalLM.from_pretrained(path)
+    assert planned["parameters"] == sum(parameter.numel() for parameter in theirs.parameters())
+    settings = place.settings(path)
+    trial = trial_of(settings, steps=4)
+    assert trial.settings.from_hf == path
+    for again in (trial.calm(Path("a-checkpoint")), trial.moved(Path("a-checkpoint"))):
+        assert (again.from_hf, again.model) == (None, settings.model)
 
 
 def test_data_of_another_tokenizer(

@@ -105,3 +105,11 @@ def test_an_unknown_option_is_a_mistake(capsys):
         main(["--quik"])
     assert exit.value.code == 2
     assert "quik" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_a_real_gpu(tmp_path, capsys):
+    code, findings, broken = answer(capsys, "--out", str(tmp_path))
+    assert (code, broken) == (0, [])
+    assert findings["device"]["value"].startswith("cuda")
+    assert findings["matmul bfloat16"]["figure"] > 1e12

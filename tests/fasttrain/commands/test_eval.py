@@ -189,6 +189,7 @@ def test_data_that_is_not_what_it_was(worded, make_text, tmp_path, capsys):
         (("--set", "other={other}"), r"was prepared with another tokenizer than the training data"),
         (("--sequences", "0"), "must be a whole number of at least 1"),
         (("--perplexity",), "--perplexity"),
+        (("--fewshot", "2"), "--fewshot is for tasks, and there are none; add --tasks"),
     ],
 )
 def test_mistakes(run, tmp_path, make_text, arguments, words, capsys):

@@ -62,7 +62,7 @@ def train(out: Path, data: Path, *options: Any, world: int = 1) -> Path:
 def decoder(checkpoint: Checkpoint) -> Decoder:
     """The model of a run, from its own files."""
     source = describe(checkpoint, "none")
-    model = Decoder(source.model, vocab=source.vocab, sequence=source.sequence)
+    model = Decoder(source.settings.model, vocab=source.vocab, sequence=SEQUENCE)
     restore(checkpoint, model)
     return model.eval()
 

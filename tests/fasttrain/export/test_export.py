@@ -277,6 +277,16 @@ def test_a_damaged_checkpoint_is_not_exported(runs: Runs, tmp_path: Path, capsys
     assert not (tmp_path / "out").exists()
 
 
+def test_a_tokenizer_that_has_changed_is_not_exported(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = shutil.copytree(runs.data, tmp_path / "data")
+    run = train(tmp_path / "run", data, *SIZES)
+    text = (data / "tokenizer.json").read_text()
+    (data / "tokenizer.json").write_text(text.replace('"!":33', '"!":34'))
+    assert "tokenizer.json has changed since it was prepared" in fails(capsys, run, "--out", tmp_path / "out")
+
+
 def test_an_export_that_fails_leaves_nothing(runs: Runs, tmp_path: Path) -> None:
     out = tmp_path / "exports" / "out"
     with (

@@ -2,11 +2,13 @@ import math
 import re
 from io import StringIO
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 from rich.console import Console
 
 from fasttrain.config import Log
+from fasttrain.journal import Journal
 from fasttrain.metrics import Display, display
 
 VALUES = {
@@ -219,6 +221,17 @@ def test_the_last_incident_stays_in_view(clock):
     assert terminal.lines()[-4:][0].startswith("step 98/400")
     assert terminal.lines()[-1] == "last incident: step 97: the MFU is low. What it is lost to: waiting"
     assert terminal.lines().count("    waiting") == 1  # and it is told once, in full, above
+
+
+@pytest.mark.parametrize(("kind", "shown"), [
+    ("spike", "incident"), ("rollback", "incident"), ("slow-down", "incident"), ("of tomorrow", "incident"),
+    ("start", "note"), ("finish", "note"), ("speed", "note"),
+])  # fmt: skip
+def test_which_events_are_incidents(kind, shown):
+    """As the report has them: what is no news but good news is none."""
+    journal = SimpleNamespace(_recorder=Mock(), _display=Mock(), _tokens_at=lambda step: 0)
+    Journal.event(journal, 97, kind, "it happened")
+    assert journal._display.mock_calls == [getattr(call, shown)("step 97: it happened")]
 
 
 def test_an_incident_in_a_log_is_a_line():

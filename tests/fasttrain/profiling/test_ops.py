@@ -33,7 +33,7 @@ def test_the_table_has_ten_ops_and_everything_else():
     lines = op_lines([event("ProfilerStep#7", 0, 200, cat="user_annotation"), *many], steps=1, on_gpu=False)
     assert lines[0] == "the most expensive ops of a step, by their own time:"
     assert [line.split()[1] for line in lines[1:11]] == [f"aten::op{i:02}" for i in range(10)]
-    assert lines[1].split() == ["5.0%", "aten::op00", "0.01", "ms", "1", "calls"]  # 10 of 200 microseconds
+    assert lines[1].split() == ["5.0%", "aten::op00", "0.01", "ms", "1", "call"]  # 10 of 200 microseconds
     assert lines[11].split()[:4] == ["8.5%", "4", "other", "ops"]  # 5 + 4.5 + 4 + 3.5
     assert lines[12].strip().startswith("52.8%  no op: Python, waiting")
     assert len(lines) == 13

@@ -135,6 +135,16 @@ def test_an_interrupted_run_says_what_was_profiled(tmp_path):
     assert [path.name for path in (tmp_path / "7").glob("trace*")] == ["trace-rank0-step107.json.gz"]
 
 
+def test_a_profile_that_cannot_be_written_is_not_the_end_of_the_run(tmp_path):
+    runtime, told = type("Runtime", (), {"device": torch.device("cpu"), "rank": 0}), []
+    (tmp_path / "profile").write_text("in the way")
+    with Profiler(tmp_path / "profile", runtime, steps=1, done=0, tell=told.append) as profiler:
+        for _ in range(9):
+            profiler.begin_step()
+    assert len(told) == 1
+    assert told[0].startswith("the profile could not be written: [Errno 17] File exists")
+
+
 def test_an_error_is_not_followed_by_a_trace(tmp_path):
     runtime = type("Runtime", (), {"device": torch.device("cpu"), "rank": 0})
     profiler = Profiler(tmp_path / "profile", runtime, steps=1, done=0, tell=print)
@@ -146,3 +156,29 @@ def test_an_error_is_not_followed_by_a_trace(tmp_path):
     with torch.profiler.profile() as after:  # it is stopped: another one can start
         torch.ones(2) + 1
     assert after.key_averages()
+
+
+def test_the_memory_of_a_gpu_is_its_allocators_history(tmp_path, monkeypatch):
+    """The calls, in their order; what they record needs a GPU."""
+    calls, told = [], []
+    runtime = type("Runtime", (), {"device": torch.device("cuda"), "rank": 3})
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **options: calls.append(options))
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda name: calls.append(name))
+    with Profiler(tmp_path, runtime, steps=2, done=0, tell=told.append) as profiler:
+        for step in range(1, 9):
+            profiler.begin_step()
+            assert len(calls) == (0 if step < 6 else 1 if step < 8 else 3)  # from the first profiled step on
+            torch.ones(8, 8) @ torch.ones(8, 8)
+            profiler.lap(type("Lap", (), {"seconds": lambda self: {"forward": 0.5}})())
+    assert calls[0]["stacks"] == "python"
+    assert calls[1:] == [str(tmp_path / "memory-rank3-step7.pickle"), {"enabled": None}]
+    assert told[-1].endswith("memory-rank3-step7.pickle (open it at pytorch.org/memory_viz)")
+
+
+@pytest.mark.gpu
+def test_a_profiled_run_on_a_gpu(tmp_path, capsys):
+    train(tmp_path, *STEPS, "--profile")
+    assert (tmp_path / "profile" / "memory-rank0-step8.pickle").stat().st_size > 0
+    printed = capsys.readouterr().out
+    assert 0 < float(re.search(r"the GPU is busy ([\d.]+)% of the time", printed)[1]) <= 100
+    assert "aten::mm" in printed
