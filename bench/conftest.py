@@ -25,7 +25,8 @@ class Results:
         self.tables: dict[str, dict[str, dict[str, Figure]]] = {}  # by title
         self.figures: dict[str, Figure] = {}  # by the name of their row
         self.rows: tracking.Rows = {}
-        self.worse: list[tracking.Change] = []
+        self.past: list[tracking.Run] = []
+        self.changes: list[tracking.Change] = []
 
     def add(self, title: str, table: Table, about: dict[str, Any]) -> list[str]:
         """Take in a table; returns what is wrong with its figures by themselves."""
@@ -69,12 +70,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="takes many minutes (make bench-long, or --long)"))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was saved is read before the first benchmark, so that a damaged file costs nothing."""
+    try:
+        session.config.stash[_results].past = tracking.history(tracking.HISTORY)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     results = session.config.stash[_results]
-    found = tracking.changes(results.figures, tracking.history(tracking.HISTORY), machine.hardware())
-    results.worse = [change for change in found if change.worse]
-    if results.worse and exitstatus == pytest.ExitCode.OK:
+    results.changes = tracking.changes(results.figures, results.past, machine.hardware())
+    if any(change.worse for change in results.changes) and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -85,27 +93,26 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if not results.figures:
         return
     run = tracking.this_run(results.rows, GpuSensors(torch.device("cuda")).read() if torch.cuda.is_available() else {})
-    _tell_changes(terminalreporter.write_line, results, run)
+    if results.changes:
+        _tell_changes(terminalreporter.write_line, results, run)
     if config.getoption("--save"):
         terminalreporter.write_line(f"\nsaved in {tracking.save(run, tracking.HISTORY)}")
 
 
 def _tell_changes(write: Callable[[str], None], results: Results, run: tracking.Run) -> None:
-    runs = tracking.history(tracking.HISTORY)
-    found = tracking.changes(results.figures, runs, run.hardware)
-    if not found:
-        return
-    last = tracking.last_values(runs, run.hardware)
-    since = max((last[change.name][1] for change in found if change.last is not None), key=_date, default=None)
+    last = tracking.last_values(results.past, run.hardware)
+    since = max(
+        (last[change.name][1] for change in results.changes if change.last is not None), key=_date, default=None
+    )
     before = f"last of them: {since.told}" if since else "none was saved before"
     where = run.hardware["gpu"] or run.hardware["cpu"]
-    width = 2 + max(len(change.name) for change in found)
+    width = 2 + max(len(change.name) for change in results.changes)
     write(f"\nchange on {where}, {run.commit}{' with changes' if run.changes else ''} ({before})")
     write(f"  {'figure':<{width}}{'now':>12}{'last':>12}    change")
-    for change in found:
+    for change in results.changes:
         write(change.line(width))
-    if results.worse:
-        write(f"\n{len(results.worse)} of {len(found)} figures are worse than last time by more than their margin")
+    if worse := sum(change.worse for change in results.changes):
+        write(f"\n{worse} of {len(results.changes)} figures are worse than last time by more than their margin")
 
 
 def _date(run: tracking.Run) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -224,7 +225,7 @@ def chunked(s: Sizes, P: int, direction: str) -> tuple[int, ...]:
     return 1, P
 
 
-CHUNKED = dict(small=[dict(M=m, V=151936, SMS=1) for m in (1, 2, 3)], terms=chunked)
+CHUNKED: dict[str, Any] = dict(small=[dict(M=m, V=151936, SMS=1) for m in (1, 2, 3)], terms=chunked)
 
 _OURS = {
     _run_rms: RMS,

@@ -182,3 +182,7 @@ def test_a_run_tells_its_change_and_fails_when_it_is_worse(tmp_path):
     assert code == 1  # no test has failed, and the run has
     assert "2 passed" in out
     assert "1 of 2 figures are worse" in out
+    path.write_text("{")
+    code, out = bench(tmp_path, 1.0)  # told before anything is measured
+    assert code == pytest.ExitCode.USAGE_ERROR
+    assert "passed" not in out

@@ -78,7 +78,7 @@ def _program(words: Sequence[str], *, whole: bool) -> Callable[[], int]:
     if words[0] == "fasttrain":
         name, arguments = _command(words[1:])
         if "--out" in arguments and name in ("data prepare", "export"):  # they do not write over what is there
-            shutil.rmtree(arguments[arguments.index("--out") + 1], ignore_errors=True)
+            remove(arguments[arguments.index("--out") + 1])
         if name == "verify-resume":
             arguments = shortened(arguments)
         return lambda: importlib.import_module(COMMANDS[name].module).main(arguments)
@@ -115,6 +115,12 @@ def directories(options: Sequence[str]) -> set[str]:
         given[given.index("--out") + 1] if "--out" in given else f"runs/{_recipe(options)}"
         for given in (list(options), shortened(options))
     }
+
+
+def remove(directory: str) -> None:
+    """Of the copy that a test has; a page may name any other."""
+    assert Path(directory).resolve().is_relative_to(Path.cwd()), f"{directory} is not the test's own: see IN_A_TEST"
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def parse(words: Sequence[str]) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,13 +14,14 @@ from torch.distributed.run import get_args_parser
 
 from tests.docs.elsewhere import ELSEWHERE, elsewhere
 from tests.docs.pages import SHELL, Block, Command, blocks, commands, commands_of, inline_commands
-from tests.docs.running import directories, is_training, missing, parse, run, training_options
+from tests.docs.running import directories, is_training, missing, parse, remove, run, training_options
 
 SLOW = (  # 5 s of CPU time and more
     "fasttrain doctor",
     "fasttrain train --profile",
     "fasttrain train --recipe 124m --log.profile",
     "fasttrain verify-resume",
+    "python -m bench.static --check",
     "python -m fasttrain_kernels.testing.tour",
 )
 OUTPUT = ("kernels/fasttrain_kernels/",)  # how untagged blocks begin that are no commands
@@ -67,7 +67,7 @@ def _make_way(options: Sequence[str], seen: set[str]) -> None:
     """A training does not find its directory, except that of an earlier one in a console, which it goes on with."""
     for out in directories(options):
         if out not in seen:
-            shutil.rmtree(out, ignore_errors=True)
+            remove(out)
         seen.add(out)
 
 

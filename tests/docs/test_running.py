@@ -6,7 +6,7 @@ import pytest
 
 from tests.docs.elsewhere import elsewhere
 from tests.docs.pages import Block, commands_of
-from tests.docs.running import missing, parse, run, shortened
+from tests.docs.running import missing, parse, remove, run, shortened
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,11 @@ def test_a_command_that_fails_says_so(home) -> None:
     assert run(["fasttrain", "data", "lint", "data/nothing"], everything=False).code == 2
     with pytest.raises(AssertionError, match="there is no command"):
         run(["fasttrain", "trian"], everything=False)
+
+
+def test_a_test_removes_only_what_is_its_own(home) -> None:
+    with pytest.raises(AssertionError, match="not the test's own"):
+        remove(str(home.parent / "else"))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from fasttrain.checkpoint import find, list_checkpoints
 from fasttrain.config import Config
 from fasttrain.data import DatasetWriter, open_dataset
 from fasttrain.export import describe, export
-from fasttrain.metrics import read_metrics, read_validations
+from fasttrain.metrics import read_incidents, read_metrics, read_validations
 from fasttrain.train import Run, main
 
 BASE: dict[str, Any] = {
@@ -145,7 +145,7 @@ def observed(out: Path, settings: dict[str, Any], capsys: pytest.CaptureFixture[
         "ended": ended,
         "error": printed.err.replace(str(out), "OUT"),
         "lines": [line.split("  lr")[0] for line in printed.out.splitlines() if re.match(r"step +\d+/", line)],
-        "sample": printed.out.partition("a sample:")[2].partition("finished")[0],
+        "samples": [line["text"] for line in read_incidents(out) if line["kind"] == "sample"],
         "metrics": [[line[key] for key in figures] for line in read_metrics(out)],
         "validations": validations,
         "checkpoints": [(c.step, c.bytes, len(c.facts)) for c in list_checkpoints(out / "checkpoints")],
@@ -301,7 +301,7 @@ def test_files_of_another_program_train_as_the_same_tokens_prepared(
     said = bare | {"data.separator": default.separator, "data.tokenizer": default.path / "tokenizer.json"}
     foreign = observed(tmp_path / "foreign", said, capsys)
     assert foreign["metrics"] == prepared["metrics"]
-    assert foreign["sample"] == prepared["sample"]
+    assert foreign["samples"] == prepared["samples"]
     for line, other in zip(foreign["validations"], prepared["validations"], strict=True):
         assert line["loss"] == other["loss"]
         assert line["bits_per_byte"] == pytest.approx(other["bits_per_byte"], rel=0.01)  # by a sample
@@ -309,7 +309,7 @@ def test_files_of_another_program_train_as_the_same_tokens_prepared(
     cut = bare | {"data.separator": commonest, "data.lint": "off"}
     assert observed(tmp_path / "cut", cut, capsys)["metrics"] != prepared["metrics"]
     unsaid = observed(tmp_path / "unsaid", bare, capsys)
-    assert not unsaid["sample"]
+    assert not unsaid["samples"]
     assert "bits_per_byte" not in unsaid["validations"][0]
     larger = observed(tmp_path / "larger", bare | {"data.vocab": 5000}, capsys)
     assert larger["checkpoints"] != unsaid["checkpoints"]
