@@ -101,9 +101,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 def _tell_changes(write: Callable[[str], None], results: Results, run: tracking.Run) -> None:
     last = tracking.last_values(results.past, run.hardware)
-    since = max(
-        (last[change.name][1] for change in results.changes if change.last is not None), key=_date, default=None
-    )
+    before_now = [last[change.name][1] for change in results.changes if change.last is not None]
+    since = max(before_now, key=lambda past: past.date, default=None)
     before = f"last of them: {since.told}" if since else "none was saved before"
     where = run.hardware["gpu"] or run.hardware["cpu"]
     width = 2 + max(len(change.name) for change in results.changes)
@@ -113,10 +112,6 @@ def _tell_changes(write: Callable[[str], None], results: Results, run: tracking.
         write(change.line(width))
     if worse := sum(change.worse for change in results.changes):
         write(f"\n{worse} of {len(results.changes)} figures are worse than last time by more than their margin")
-
-
-def _date(run: tracking.Run) -> str:
-    return run.date
 
 
 def _short(figure: Figure) -> str:

@@ -242,9 +242,9 @@ def _backward(
     dout, dtotal, x = rows(dout), None if dtotal is None else rows(dtotal), rows(x)
     M, N = x.shape
     # With dweight, a program reads weight, writes a row of float32, and that is read again: 10 bytes per column beside
-    # at least 6 per row and column, so that 48 rows keep it below 4 %.
+    # at least 6 per row and column, so that 64 rows keep it below 3 %.
     loaded = [dout, x] if dtotal is None else [dout, x, dtotal]
-    grid, options = _launch_options(M, N, loaded, min_rows=48 if need_dweight else 16, max_threads=512)
+    grid, options = _launch_options(M, N, loaded, min_rows=64 if need_dweight else 16, max_threads=512)
     partials = torch.empty(grid[0], N, dtype=torch.float32, device=x.device) if need_dweight else None
     _rms_norm_bwd_kernel[grid](
         *(dout, dtotal, x, None if weight is None else weight.contiguous(), rstd, dx if need_dx else None, partials),
