@@ -33,7 +33,7 @@ test-eval: $(VENV)/.installed-dev ## fasttrain eval --tasks, with lm-evaluation-
 	@$(INSTALL) -e '.[dev,eval]'
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fasttrain/evaluate -rs
 
-test-docs: $(VENV)/.installed-dev ## every command of the documentation, with nothing shortened that fits on this machine
+test-docs: $(VENV)/.installed-dev ## the commands of the documentation again, with less shortened
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/docs --docs -rs --durations=8
 
 test-faults: $(VENV)/.installed-dev ## inject every fault that a run has to survive, and print what was lost and reported

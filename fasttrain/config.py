@@ -417,15 +417,24 @@ def _keys_of_sections(arguments: Sequence[str]) -> Iterator[None]:
         yield
     except SystemExit as exit:
         if exit.code:
-            sections = {f.name: f.default_factory for f in dataclasses.fields(Config)}
-            for argument in arguments:
-                section, _, key = argument.removeprefix("--").partition(".")
-                kind = sections.get(section)
-                if argument.startswith("--") and key and dataclasses.is_dataclass(kind):
-                    names = [f.name for f in dataclasses.fields(kind)]
-                    if key.split(".")[0] not in names:
-                        print(f"{argument} is unknown; {section} has {', '.join(names)}", file=sys.stderr)
+            for hint in filter(None, map(_hint, arguments)):
+                print(hint, file=sys.stderr)
         raise
+
+
+def _hint(argument: str) -> str:
+    """What may be meant by an argument that no setting has; empty: nothing is wrong with it, or nobody knows."""
+    values = {f.name: getattr(Config(), f.name) for f in dataclasses.fields(Config)}
+    sections = {name: list(vars(value)) for name, value in values.items() if dataclasses.is_dataclass(value)}
+    section, _, key = argument.removeprefix("--").partition(".")
+    key = key.split(".")[0]
+    if not argument.startswith("--") or not key or key in sections.get(section, []):
+        return ""
+    if section in sections:
+        return f"{argument} is unknown; {section} has {', '.join(sections[section])}"
+    others = [f"--{other}.{key}" for other, keys in sections.items() if key in keys]
+    meant = f"did you mean {' or '.join(others)}?" if others else f"sections are {', '.join(sections)}"
+    return f"{argument} is unknown: there is no section {section}; {meant}"
 
 
 def _read(path: Path, fail: Callable[[str], Any]) -> dict[str, Any]:

@@ -482,7 +482,7 @@ def _announce(run: Run, journal: Journal) -> None:
         journal.event(step, "data", text, action="goes on, as data.lint says: warn")
     if step >= settings.batch.steps:
         journal.note(
-            f"nothing is left to do: batch.steps is {settings.batch.steps}; raise it, or start another run: --run"
+            f"nothing is left to do: batch.steps is {settings.batch.steps}; raise it, or start another run: --out"
         )
 
 

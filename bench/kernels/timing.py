@@ -16,7 +16,7 @@ Run = Callable[[], Any]
 Seconds = dict[str, list[float]]  # of one call, by contender
 ROUNDS = {"cpu": 7, "cuda": 50}
 LEAST = 0.02  # seconds of a CPU measurement; process_time itself costs a microsecond
-LONG = 1.0  # seconds: of calls that take longer, fewer rounds
+LONG = 0.2  # seconds: of calls that take longer, fewer rounds
 LONG_ROUNDS = 3
 
 

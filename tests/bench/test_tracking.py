@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from bench import machine, tracking
 from bench.figures import Figure, exact, figure, memory, rate, ratio, seconds
 
-ROOT = Path(__file__).parents[2]
+pytest_plugins = "pytester"
 HERE = {"cpu": "A CPU (1, 2)", "cores": 2, "gpu": None, "gpus": 0}
 
 
@@ -127,20 +124,15 @@ def test_source_knows_changes(tmp_path):
 
 
 TEST = """
-from pathlib import Path
 import pytest
-from bench import tracking
 from bench.figures import exact, ratio, seconds
 
-tracking.HISTORY = Path(__file__).parent / "history"
-VALUE = float(Path(__file__).with_name("value").read_text())
-
 def test_one(report):
-    report("step: a step", {"ours": {"time": seconds(VALUE), "of theirs": ratio(VALUE), "bytes": exact(8, "B")}})
+    report("step: a step", {{"ours": {{"time": seconds({value}), "of theirs": ratio({value}), "bytes": exact(8, "B")}}}})
 
 def test_limit(report):
-    report("limited: with a limit", {"ours": {"x": ratio(VALUE, at_most=5, margin=None)}})
-    report("after: told all the same", {"ours": {"x": 1}})
+    report("limited: with a limit", {{"ours": {{"x": ratio({value}, at_most=5, margin=None)}}}})
+    report("after: told all the same", {{"ours": {{"x": 1}}}})
 
 @pytest.mark.long
 def test_long(report):
@@ -148,41 +140,45 @@ def test_long(report):
 """
 
 
-def bench(folder: Path, value: float, *options: str) -> tuple[int, str]:
-    (folder / "test_x.py").write_text(TEST)
-    (folder / "value").write_text(str(value))
-    command = [sys.executable, "-m", "pytest", "-p", "bench.conftest", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
-    done = subprocess.run(
-        [*command, "-c", str(ROOT / "pyproject.toml"), str(folder), *options],
-        cwd=folder, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    return done.returncode, done.stdout
+@pytest.fixture
+def bench(pytester, monkeypatch):
+    """A run of pytest, in this process, with the benchmarks' conftest."""
+    monkeypatch.setattr(tracking, "HISTORY", pytester.path / "history")
+
+    def run(value: float, *options: str) -> tuple[int, str]:
+        pytester.makepyfile(TEST.format(value=value))
+        done = pytester.runpytest_inprocess(
+            "-p", "bench.conftest", "-p", "no:xdist", "-p", "no:cacheprovider", *options
+        )
+        return done.ret, done.stdout.str() + done.stderr.str()
+
+    return run
 
 
-def test_a_run_tells_its_change_and_fails_when_it_is_worse(tmp_path):
-    code, out = bench(tmp_path, 1.0)
+def test_a_run_tells_its_change_and_fails_when_it_is_worse(bench, pytester):
+    code, out = bench(1.0)
     assert code == 0, out
     assert "none was saved before" in out
     assert "1 skipped" in out  # the long one
-    assert not (tmp_path / "history").exists()  # nothing is written unless it is asked for
-    code, out = bench(tmp_path, 1.0, "--save")
+    assert not tracking.HISTORY.exists()  # nothing is written unless it is asked for
+    code, out = bench(1.0, "--save")
     assert code == 0, out
-    (path,) = (tmp_path / "history").iterdir()
+    (path,) = tracking.HISTORY.iterdir()
     assert "step/ours/of theirs" in path.read_text()
-    code, out = bench(tmp_path, 1.05)
+    code, out = bench(1.05)
     assert code == 0, out
     assert re.search(r"step/ours/of theirs +1\.050 +1\.000 +\+5\.0%\n", out)
-    code, out = bench(tmp_path, 6.0)
+    code, out = bench(6.0)
     assert code == 1
     assert re.search(r"step/ours/of theirs .*WORSE, by more than 10%", out)
     assert "limited/ours/x: 6 is more than 5" in out
     assert "after: told all the same" in out
-    code, out = bench(tmp_path, 2.0)
+    code, out = bench(2.0)
     assert code == 1  # no test has failed, and the run has
     assert "2 passed" in out
     assert "1 of 2 figures are worse" in out
     path.write_text("{")
-    code, out = bench(tmp_path, 1.0)  # told before anything is measured
+    code, out = bench(1.0)  # told before anything is measured
     assert code == pytest.ExitCode.USAGE_ERROR
+    assert "is not a result of the benchmarks" in out
     assert "passed" not in out

@@ -24,10 +24,9 @@ SLOW = (  # 5 s of CPU time and more
     "python -m bench.static --check",
     "python -m fasttrain_kernels.testing.tour",
 )
-OUTPUT = ("kernels/fasttrain_kernels/",)  # how untagged blocks begin that are no commands
 SHELLS = ("python3 -c", "grep ")
 EXACT = ("fasttrain plan", "fasttrain data", "fasttrain checkpoint")  # numbers on the page are those of the test too
-TYPED = [block for block in blocks() if block.language in SHELL and not block.text.startswith(OUTPUT)]
+TYPED = [block for block in blocks() if block.language in SHELL]
 
 
 @pytest.mark.parametrize("block", TYPED, ids=str)

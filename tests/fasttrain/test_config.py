@@ -69,6 +69,9 @@ def test_a_mixture_is_named_in_files_and_on_the_command_line(capsys, tmp_path: P
     ("key", "value", "message"),
     [
         ("optim.lrr", "3", "Unrecognized options: --optim.lrr, 3 .* Perhaps you meant: --optim.lr FLOAT"),
+        ("optim.learning_rate", "3", "--optim.learning_rate is unknown; optim has kind, lr"),
+        ("training.dropout", "3", "there is no section training; did you mean --model.dropout?"),
+        ("trainer.gpus", "3", "there is no section trainer; sections are model, data, batch"),
         ("optim.lr", "fast", "Error parsing --optim.lr: could not convert string to float: 'fast'"),
         ("model.layers", "2.5", "Error parsing --model.layers"),
         ("optim.schedule", "cosin", "cosin"),
