@@ -45,8 +45,9 @@ class Results:
         lines = []
         for title, table in self.tables.items():
             lines.append(f"\n{title}")
+            width = 2 + max(map(len, table))
             for contender, row in table.items():
-                lines.append(f"  {contender:<34}" + "   ".join(f"{key} {_short(f)}" for key, f in row.items()))
+                lines.append(f"  {contender:<{width}}" + "   ".join(f"{key} {_short(f)}" for key, f in row.items()))
         return lines
 
 

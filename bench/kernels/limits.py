@@ -14,6 +14,8 @@ from fasttrain.metrics.hardware import peak_flops
 
 COPIED = {"cpu": 64 << 20, "cuda": 1 << 30}  # bytes, beyond every cache
 
+ROWS = 1024  # of the matrices
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -31,8 +33,17 @@ class Limits:
 @cache
 def limits(device: str, dtype: torch.dtype) -> Limits:
     """Of a known GPU its vendor's figures, of anything else measured now: a copy, and matrix products."""
-    gpu = gpu_of_device(torch.cuda.get_device_name()) if device == "cuda" else None
+    if device == "cpu":
+        return Limits(copy_bandwidth(device), product_rate())
+    gpu = gpu_of_device(torch.cuda.get_device_name())
     return Limits(gpu.bandwidth if gpu else copy_bandwidth(device), peak_flops(torch.device(device), dtype))
+
+
+def product_rate() -> float:
+    """FLOP per second of CPU time, at best: by the clock, as a run measures it, a busy machine has less."""
+    a, b = torch.randn(2, ROWS, ROWS)
+    out = torch.empty_like(a)
+    return 2 * ROWS**3 / min(measure({"product": lambda: torch.mm(a, b, out=out)}, "cpu")["product"])
 
 
 def copy_bandwidth(device: str) -> float:

@@ -19,8 +19,8 @@ from bench.kernels.race import Case, inputs_of, runs_of
 from bench.memory import peak_bytes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TOKENS, HIDDEN, DTYPE = (8192, 2048, torch.bfloat16) if DEVICE == "cuda" else (1024, 128, torch.float32)
-VOCABULARIES = (8192, 32000, 50304, 128256, 262144) if DEVICE == "cuda" else (8192, 16384, 32768, 65536)
+TOKENS, HIDDEN, DTYPE = (8192, 2048, torch.bfloat16) if DEVICE == "cuda" else (1024, 256, torch.float32)
+VOCABULARIES = (8192, 32000, 50304, 128256, 262144) if DEVICE == "cuda" else (8192, 16384, 32768, 50304)
 RIVALS = ("torch", "Liger", "cut-cross-entropy")
 
 

@@ -140,7 +140,8 @@ def _letter(place: Place, kernel: Kernel) -> str:
 
 def _by_contender(kernels: Sequence[Kernel], letter: str) -> list[Series]:
     found: dict[str, list[Kernel]] = {}
-    for k in sorted(kernels, key=lambda k: k.size[letter]):
+    order = list(CONTENDERS)
+    for k in sorted(kernels, key=lambda k: (order.index(k.contender) if k.contender in order else 99, k.size[letter])):
         found.setdefault(k.contender, []).append(k)
     return [
         Series(name, [(k.size[letter], k.figures["time"]) for k in of], _colour(name), square=not name.startswith(OURS),

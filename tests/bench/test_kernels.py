@@ -132,6 +132,11 @@ def test_the_bandwidth_of_a_copy(monkeypatch):
     assert limits.copy_bandwidth("cpu") == 2 * limits.COPIED["cpu"]
 
 
+def test_the_rate_of_products(monkeypatch):
+    monkeypatch.setattr(limits, "measure", lambda runs, device: {"product": [0.5, 0.25]})
+    assert limits.product_rate() == 2 * limits.ROWS**3 / 0.25
+
+
 def test_cpu_times_are_of_one_call_and_in_turn():
     called = []
 

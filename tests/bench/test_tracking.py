@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+import bench.conftest  # noqa: F401  (so that runs in this process find it)
 from bench import machine, tracking
 from bench.figures import Figure, exact, figure, memory, rate, ratio, seconds
 
@@ -128,7 +129,8 @@ import pytest
 from bench.figures import exact, ratio, seconds
 
 def test_one(report):
-    report("step: a step", {{"ours": {{"time": seconds({value}), "of theirs": ratio({value}), "bytes": exact(8, "B")}}}})
+    numbers = {{"time": seconds({value}), "of theirs": ratio({value}), "bytes": exact(8, "B")}}
+    report("step: a step", {{"ours": numbers}})
 
 def test_limit(report):
     report("limited: with a limit", {{"ours": {{"x": ratio({value}, at_most=5, margin=None)}}}})
@@ -141,44 +143,43 @@ def test_long(report):
 
 
 @pytest.fixture
-def bench(pytester, monkeypatch):
+def run_bench(pytester, monkeypatch):
     """A run of pytest, in this process, with the benchmarks' conftest."""
     monkeypatch.setattr(tracking, "HISTORY", pytester.path / "history")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a second each time
 
     def run(value: float, *options: str) -> tuple[int, str]:
         pytester.makepyfile(TEST.format(value=value))
-        done = pytester.runpytest_inprocess(
-            "-p", "bench.conftest", "-p", "no:xdist", "-p", "no:cacheprovider", *options
-        )
+        done = pytester.runpytest_inprocess("-p", "bench.conftest", *options)
         return done.ret, done.stdout.str() + done.stderr.str()
 
     return run
 
 
-def test_a_run_tells_its_change_and_fails_when_it_is_worse(bench, pytester):
-    code, out = bench(1.0)
+def test_a_run_tells_its_change_and_fails_when_it_is_worse(run_bench):
+    code, out = run_bench(1.0)
     assert code == 0, out
     assert "none was saved before" in out
     assert "1 skipped" in out  # the long one
     assert not tracking.HISTORY.exists()  # nothing is written unless it is asked for
-    code, out = bench(1.0, "--save")
+    code, out = run_bench(1.0, "--save")
     assert code == 0, out
     (path,) = tracking.HISTORY.iterdir()
     assert "step/ours/of theirs" in path.read_text()
-    code, out = bench(1.05)
+    code, out = run_bench(1.05)
     assert code == 0, out
     assert re.search(r"step/ours/of theirs +1\.050 +1\.000 +\+5\.0%\n", out)
-    code, out = bench(6.0)
+    code, out = run_bench(6.0)
     assert code == 1
     assert re.search(r"step/ours/of theirs .*WORSE, by more than 10%", out)
     assert "limited/ours/x: 6 is more than 5" in out
     assert "after: told all the same" in out
-    code, out = bench(2.0)
+    code, out = run_bench(2.0)
     assert code == 1  # no test has failed, and the run has
     assert "2 passed" in out
     assert "1 of 2 figures are worse" in out
     path.write_text("{")
-    code, out = bench(1.0)  # told before anything is measured
+    code, out = run_bench(1.0)  # told before anything is measured
     assert code == pytest.ExitCode.USAGE_ERROR
     assert "is not a result of the benchmarks" in out
     assert "passed" not in out

@@ -48,7 +48,7 @@ def _deal_with(command: Command, block: Block, expected: int, seen: set[str], *,
     elif command.text.startswith(SLOW) and "--quick" not in command.words and not everything:
         parse(command.words)
     elif command.words[0] == "fasttrain" or command.words[:2] == ["python", "-m"]:
-        if is_training(command.words):
+        if is_training(command.words) and "--help" not in command.words:
             _make_way(training_options(command.words), seen if block.language == "console" else set())
         outcome = run(command.words, everything=everything, fails=expected != 0)
         assert outcome.code == expected, f"{command} has exit code {outcome.code}:\n{outcome.output}"
