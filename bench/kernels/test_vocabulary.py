@@ -20,7 +20,7 @@ from bench.memory import peak_bytes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOKENS, HIDDEN, DTYPE = (8192, 2048, torch.bfloat16) if DEVICE == "cuda" else (1024, 256, torch.float32)
-VOCABULARIES = (8192, 32000, 50304, 128256, 262144) if DEVICE == "cuda" else (8192, 16384, 32768, 50304)
+VOCABULARIES = (8192, 32000, 50304, 128256, 262144) if DEVICE == "cuda" else (4096, 8192, 16384, 32768)
 RIVALS = ("torch", "Liger", "cut-cross-entropy")
 
 
