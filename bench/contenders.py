@@ -6,6 +6,7 @@ the loss. All start from the same weights, see the same tokens, and decay matric
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -70,13 +71,13 @@ def fasttrain_opaque(vocab: int) -> Step:
     return patched
 
 
-def plain(vocab: int) -> Step:
-    """The model as it is usually written, one projection for each matrix, compiled as a whole."""
+def plain(vocab: int, *, compiled: bool = True) -> Step:
+    """The model as it is usually written, one projection for each matrix, compiled as a whole or not at all."""
     model = Plain(vocab)
     model.load_state_dict(to_huggingface(decoder(vocab).state_dict(), MODEL))
-    compiled = torch.compile(model)
+    called = torch.compile(model) if compiled else model
     inputs, targets = batch(vocab)
-    return ordinary_loop(model, lambda: compiled(inputs, targets))
+    return ordinary_loop(model, lambda: called(inputs, targets))
 
 
 def transformers(vocab: int) -> Step:
@@ -119,6 +120,7 @@ CONTENDERS: dict[str, Callable[[int], Step]] = {
     "fasttrain, selective": fasttrain_selective,
     "fasttrain, opaque ops": fasttrain_opaque,
     "plain, compiled": plain,
+    "plain, eager": functools.partial(plain, compiled=False),
     "Transformers": transformers,
     "floor": floor,
 }

@@ -7,6 +7,7 @@ ratios within one turn are compared. A turn begins with another contender each t
 from __future__ import annotations
 
 import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Iterable, Iterator
@@ -18,15 +19,19 @@ import torch
 
 from bench import contenders
 from bench.memory import peak_on_cpu
+from fasttrain.metrics.hardware import measured_flops
 
-WARM_UP = 3  # steps: compilation, optimizer state, the heap's final size
+WARM_UP = 2  # steps: compilation, optimizer state, the heap's final size
 
 
 class Turns:
     def __init__(self, pipes: dict[str, Connection]) -> None:
         self._pipes = pipes
         self.seconds: dict[str, list[float]] = {name: [] for name in pipes}
-        self.losses = {name: [self.ask(name, "step")[1] for _ in range(WARM_UP)] for name in pipes}
+        self.losses = {name: [self.ask(name, "step")[1]] for name in pipes}
+        self.start = {name: self.ask(name, "spent") for name in pipes}  # CPU seconds up to the end of the first step
+        for name, losses in self.losses.items():
+            losses += [self.ask(name, "step")[1] for _ in range(WARM_UP - 1)]
 
     def ask(self, name: str, what: str) -> Any:
         self._pipes[name].send(what)
@@ -66,7 +71,7 @@ def turns(names: Iterable[str], vocab: int) -> Iterator[Turns]:
 def _serve(pipe: Connection, name: str, vocab: int) -> None:
     torch.set_num_threads(1)
     step = contenders.CONTENDERS[name](vocab)
-    answers = {"step": _timed, "memory": peak_on_cpu, "parts": _parts}
+    answers = {"step": _timed, "memory": peak_on_cpu, "parts": _parts, "spent": _spent, "peak": _peak_flops}
     while True:
         pipe.send(answers[pipe.recv()](step))
 
@@ -75,6 +80,16 @@ def _timed(step: contenders.Step) -> tuple[float, float]:
     start = time.process_time()
     loss = step()
     return time.process_time() - start, loss
+
+
+def _spent(_: contenders.Step) -> float:
+    """CPU seconds of this process so far, and of the compilers that it has called."""
+    return sum(os.times()[:4])
+
+
+def _peak_flops(_: contenders.Step) -> float:
+    """FLOP/s of the best products that this thread can do."""
+    return measured_flops(torch.device("cpu"), torch.float32)
 
 
 _PARTS = {  # by what the name of an event, or else of the nearest event around it, contains

@@ -163,7 +163,7 @@ OPS = {
         Op(
             name="linear_cross_entropy", reference=ft.linear_cross_entropy_reference, eager=eager_linear_cross_entropy,
             inputs=_head_inputs, work=_head_work, elements=lambda s: s["M"] * s["V"],
-            cpu=[dict(M=1024, C=512, V=v) for v in (4096, 16384)],
+            cpu=[dict(M=1024, C=512, V=v) for v in (4096, 8192)],
             gpu=[dict(M=4096, C=1024, V=v) for v in (32000, 151936)]
             + [dict(M=4096, C=4096, V=v) for v in (32000, 151936)],
         ),

@@ -137,12 +137,9 @@ def _backward_cpu(
     dout: Tensor, gate: Tensor, up: Tensor, need_dgate: bool = True, need_dup: bool = True
 ) -> tuple[Tensor, Tensor]:
     do, g, u = wide(dout), wide(gate), wide(up)
-    sigmoid = torch.sigmoid(g)
-    silu = g * sigmoid
-    return (
-        (do * u * (sigmoid + silu * (1 - sigmoid))).to(gate.dtype).contiguous() if need_dgate else gate.new_empty(0),
-        (do * silu).to(up.dtype).contiguous() if need_dup else up.new_empty(0),
-    )
+    dgate = torch.ops.aten.silu_backward(do * u, g) if need_dgate else gate.new_empty(0)  # one pass over both
+    dup = torch.nn.functional.silu(g).mul_(do) if need_dup else up.new_empty(0)
+    return dgate.to(gate.dtype).contiguous(), dup.to(up.dtype).contiguous()
 
 
 def _empty_grads(dout: Tensor, gate: Tensor, up: Tensor, need_dgate: bool, need_dup: bool) -> tuple[Tensor, Tensor]:
