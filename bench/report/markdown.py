@@ -31,13 +31,13 @@ def write(path: Path, text: str) -> bool:
 
 
 def _of_place(place: Place) -> list[str]:
-    parts = [f"On {place.name} ({place.runs[-1].told}):"]
+    parts = []
     if rows := _kernel_rows(place):
         head = ["op, forward+backward", "size", "eager's time", *CONTENDERS, "peak memory of `fasttrain`"]
         parts.append(_table([*head], rows))
     if rows := _limited_rows(place):
         parts.append(_table(["figure", "measured", "limit"], rows))
-    return parts
+    return [f"On {place.name} ({place.runs[-1].told}):", *parts] if parts else []
 
 
 def _kernel_rows(place: Place) -> list[list[str]]:
