@@ -244,7 +244,8 @@ def test_no_speed_of_a_broken_contender(tmp_path):
     search = os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "kernels")))
     options = ["-k", "swiglu", "--save", "-rs", f"--benchmark-json={tmp_path / 'times.json'}"]
     plugins = ["-p", "broken", "-p", "no:xdist", "-p", "no:cacheprovider"]
-    environment = os.environ | {"PYTHONPATH": search, "HISTORY": str(tmp_path / "history"), "OMP_NUM_THREADS": "1"}
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # of these tests
+    environment = outside | {"PYTHONPATH": search, "HISTORY": str(tmp_path / "history"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "bench/kernels/test_kernels.py", *plugins, *options],
         cwd=ROOT, env=environment, capture_output=True, text=True,
