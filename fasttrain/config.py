@@ -204,7 +204,7 @@ class Parallel:
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations to recompute in backward; selective: all but matmuls and attention."""
     timeout: int = 600
-    """Seconds that a rank waits for the others."""
+    """Seconds within which all ranks have ended when one of them died or hangs."""
 
 
 @dataclass(frozen=True, kw_only=True)

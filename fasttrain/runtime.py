@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import signal
 import time
 import uuid
@@ -23,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fasttrain import config
 from fasttrain.allocator import keep_freed_memory
+from fasttrain.rollcall import RollCall, reserve
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -38,6 +38,7 @@ class Runtime:
     mesh: DeviceMesh  # (shard,), or (replicate, shard) for HSDP
     files: dist.ProcessGroup  # gloo, for what is said about files, beside the collectives of a step
     figures: dist.ProcessGroup  # gloo, for what ranks tell each other about their speed
+    roll_call: RollCall
 
     @property
     def dtype(self) -> torch.dtype:
@@ -60,51 +61,43 @@ def start(parallel: config.Parallel) -> Iterator[Runtime]:
             f"parallel.replicas ({parallel.replicas}) must divide the number of ranks, {world}; "
             f"start {parallel.replicas} times the ranks that share the weights (torchrun --nproc_per_node)"
         )
-    timeout = timedelta(seconds=parallel.timeout)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
         keep_freed_memory()
+    # What is left of parallel.timeout is for finding out who is lost, so that all have ended when it is over.
+    timeout = timedelta(seconds=parallel.timeout - reserve(parallel.timeout))
     if "RANK" in os.environ:
         _end_with_parent()
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=_store_of_this_start(rank, world, timeout),
-            rank=rank,
-            world_size=world,
-            timeout=timeout,
-            device_id=device if device.type == "cuda" else None,
-        )
+        store: dist.Store = _store_of_this_start(rank, world, timedelta(seconds=parallel.timeout))
+        backend = "nccl" if device.type == "cuda" else "gloo"
     else:
+        store = dist.HashStore()
         backend = "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=rank,
+        world_size=world,
+        timeout=timeout,
+        device_id=device if backend == "nccl" and world > 1 else None,
+    )
     try:
-        yield Runtime(
-            device=device,
-            precision=chosen_precision(parallel.precision, device),
-            rank=rank,
-            world=world,
-            mesh=_mesh(device, world, parallel.replicas),
-            files=dist.new_group(backend="gloo", timeout=timeout),
-            figures=dist.new_group(backend="gloo", timeout=timeout),
-        )
+        with RollCall(dist.PrefixStore("roll call", store), rank, world, parallel.timeout) as roll_call:
+            yield Runtime(
+                device=device,
+                precision=chosen_precision(parallel.precision, device),
+                rank=rank,
+                world=world,
+                mesh=_mesh(device, world, parallel.replicas),
+                files=dist.new_group(backend="gloo", timeout=timeout),
+                figures=dist.new_group(backend="gloo", timeout=timeout),
+                roll_call=roll_call,
+            )
     finally:
         dist.destroy_process_group()
 
 
-def who_is_silent(error: RuntimeError, runtime: Runtime) -> str:
-    """Which ranks died or hang, as far as this one can find out; empty if the error is another one."""
-    if runtime.world == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
-        return ""
-    try:  # in a group of its own: that of the error is broken
-        dist.monitored_barrier(runtime.figures, timeout=_TO_ANSWER, wait_all_ranks=True)
-    except RuntimeError as silence:
-        if numbers := re.search(r"[Rr]anks? ([\d, ]*\d) failed to pass", str(silence)):
-            return f"rank {numbers[1]} died or does not answer"
-    return "a rank died, or did not answer in time (parallel.timeout)"
-
-
-_TO_ANSWER = timedelta(seconds=5)
 _ENVIRONMENT = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
 
 

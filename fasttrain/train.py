@@ -46,16 +46,17 @@ from fasttrain.resume import (
     origin_after,
     starting_point,
 )
-from fasttrain.runtime import Runtime, start, who_is_silent
+from fasttrain.rollcall import LOST, LostRanks
+from fasttrain.runtime import Runtime, start
 from fasttrain.saving import Saves
 from fasttrain.step import run_step, seed_step
 from fasttrain.validation import HELD_OUT, ValidationSet, mean_score, validation_sets
 from fasttrain.watch import Alarm, Judges
 
-# Exit codes; 0: finished, 1: an error of the program, 2: a mistake of the user's, 128 + n: saved and ended by signal n
+# Exit codes; 0: finished, 1: an error of the program, 2: a mistake of the user's, 128 + n: saved and ended by signal n,
+# and LOST: another rank died, or does not answer
 STOPPED = 3  # by its own judges
 UNSAVED = 4  # ended, and its last state is not saved
-LOST = 5  # another rank died, or does not answer
 
 
 @dataclass(kw_only=True)
@@ -141,26 +142,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command; its exit code."""
     with mistakes_without_traceback():
         settings = load(sys.argv[1:] if argv is None else argv, RECIPES)
+    try:
+        return _run(settings)
+    except LostRanks as lost:
+        print(f"fasttrain.train: {lost}", file=sys.stderr)
+        return LOST
+
+
+def _run(settings: Config) -> int:
     with contextlib.ExitStack() as stack:
         with mistakes_without_traceback():
             runtime = stack.enter_context(start(settings.parallel))
             stack.enter_context(alone_in(settings.out, is_first=runtime.is_first))
-            run = prepare(settings, runtime)
+            with runtime.roll_call.naming_lost_ranks():
+                run = prepare(settings, runtime)
             vocab = run.model.embedding.num_embeddings
             journal = Journal(settings, runtime, run.progress, run.judges, vocab=vocab, compiled=run.compiled)
         stack.callback(journal.abandon)
         try:
             return train(run, journal)
-        except RuntimeError as error:
-            if not (silent := who_is_silent(error, runtime)):
-                raise
-            journal.event(
-                run.progress.step, "lost rank", silent, action="ends the run", evidence=dict(error=str(error))
-            )
+        except LostRanks as lost:
+            evidence = dict(error=str(lost.__cause__))
+            journal.event(run.progress.step, "lost rank", str(lost), action="ends the run", evidence=evidence)
             journal.close(LOST)
-            if not runtime.is_first:  # whose word may be missing
-                print(f"fasttrain.train: rank {runtime.rank}: {silent}", file=sys.stderr)
-            return LOST
+            raise
 
 
 def prepare(settings: Config, runtime: Runtime) -> Run:
@@ -229,6 +234,7 @@ def train(run: Run, journal: Journal) -> int:
         Profiler(
             settings.out / "profile", runtime, steps=settings.log.profile, done=run.progress.step, tell=journal.note
         ) as profiler,
+        runtime.roll_call.naming_lost_ranks(),  # innermost: to close what is above may itself hang then
     ):
         save = functools.partial(run.save, checkpoints)
         saves = Saves(checkpoints, save, journal, runtime, signals, settings.checkpoint)

@@ -46,8 +46,12 @@ def used_memory(device: torch.device) -> int:
     """Peak bytes of this process: allocated by torch on a GPU, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts kilobytes
+    try:
+        with open("/proc/self/status", "rb") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(b"VmHWM:"))
+    except (OSError, StopIteration):  # another system; on Linux this would count the process that started ours, too
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
 
 
 def device_name(device: torch.device) -> str:

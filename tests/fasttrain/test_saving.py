@@ -16,6 +16,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from torch.multiprocessing import ProcessExitedException
 
 import fasttrain.checkpoint.writer
 import fasttrain.saving
@@ -185,7 +186,7 @@ def test_room_is_made_before_a_save_and_a_full_disk_is_no_surprise(tmp_path):
     assert steps(run) == [10, 15, 20]  # nothing is deleted in vain
 
 
-def hang_on_the_second() -> Any:
+def lost(run: Path) -> None:
     seed_step = fasttrain.train.seed_step
 
     def hang(seed: int, step: int, rank: int) -> None:
@@ -193,23 +194,17 @@ def hang_on_the_second() -> Any:
             time.sleep(12)
         seed_step(seed, step, rank)
 
-    return patch.object(fasttrain.train, "seed_step", hang)
+    with patch.object(fasttrain.train, "seed_step", hang):
+        os._exit(train(run, "--parallel.timeout", 4))
 
 
-def lost(run: Path) -> None:
-    with hang_on_the_second():
-        code = train(run, "--parallel.timeout", 3)
-    assert code == LOST
-
-
-def test_a_rank_that_hangs_is_named_and_ends_the_others(tmp_path):
-    start = time.monotonic()
-    run_ranks(lost, 2, tmp_path)
+def test_a_rank_that_hangs_is_named_and_all_end(tmp_path):
+    with pytest.raises(ProcessExitedException, match=f"exit code {LOST}"):
+        run_ranks(lost, 2, tmp_path)
     (event,) = events(tmp_path, "lost rank")
-    assert "rank 1 " in event["text"]
+    assert event["text"].startswith("rank 1 hangs in hang (")
     assert event["step"] == 7
-    assert event["time"] - read_metrics(tmp_path)[-1]["time"] < 10
-    assert time.monotonic() - start < 60
+    assert event["time"] - read_metrics(tmp_path)[-1]["time"] < 4
     assert train(tmp_path) == 0
     assert events(tmp_path, "resume")[0]["evidence"]["lost_steps"] <= 5
 

@@ -84,13 +84,13 @@ def test_a_cut_link_ends_both_nodes(tmp_path: Path, row: Row) -> None:
                     seconds[node] = time.monotonic() - begin
             assert time.monotonic() - begin < TIMEOUT + 30, seconds
             time.sleep(0.05)
-    assert max(seconds.values()) < TIMEOUT + 20
+    assert max(seconds.values()) < TIMEOUT
     saved, done = list_checkpoints(run / "checkpoints"), last_step(run)
     for checkpoint in saved:
         checkpoint.verify()
     assert done - saved[-1].step <= 2 * 4
     (lost,) = incidents(run, "lost rank")
-    assert "rank 1" in lost["text"]
+    assert lost["text"] == "rank 1 died or does not answer"
     row(
         "the link between two nodes is cut",
         happened=f"their ranks ended {seconds[0]:.1f} and {seconds[1]:.1f} s later (parallel.timeout {TIMEOUT})",

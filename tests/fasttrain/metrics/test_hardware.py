@@ -1,5 +1,7 @@
 import mmap
 import resource
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,6 +115,13 @@ def test_peak_memory_of_a_process_counts_what_was_freed():
         for page in range(0, size, mmap.PAGESIZE):
             block[page] = 1
     assert before + 40_000_000 < used_memory(CPU) < before + 60_000_000
+
+
+def test_the_memory_of_the_process_that_started_ours_does_not_count():
+    code = "import torch; from fasttrain.metrics import used_memory; print(used_memory(torch.device('cpu')))"
+    large = torch.ones(250_000_000)
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(child.stdout) < large.nbytes < used_memory(CPU)
 
 
 @pytest.mark.gpu
