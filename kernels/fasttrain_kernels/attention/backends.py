@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fasttrain_kernels import native
 from fasttrain_kernels._registration import runs_triton
 from fasttrain_kernels.attention.intervals import reach
 
-PREFERENCE = ("flash", "sdpa", "triton", "blocked")
+PREFERENCE = ("flash", "native", "sdpa", "triton", "blocked")
 GREATEST_HEAD_DIM = 256  # of flash-attn, and of the tiles that our kernels keep in registers
 
 
@@ -86,6 +87,18 @@ def _refuse_flash(request: Request) -> str | None:
     return None if _flash_attn_installed() else "the package flash-attn is not installed"
 
 
+def _refuse_native(request: Request) -> str | None:
+    if (refusal := _refuse_blocked(request)) is not None:
+        return refusal
+    if request.dtype != torch.float32:
+        return "dtype {dtype}: it takes float32"
+    if request.softcap is not None:
+        return "softcap={softcap}"
+    if request.num_queries == 1:
+        return "one query: there is nothing to share"
+    return native.missing() or None
+
+
 def _refuse_sdpa(request: Request) -> str | None:
     if request.window is not None:
         return "window={window}"
@@ -122,6 +135,7 @@ def _refuse_blocked(request: Request) -> str | None:
 
 _REFUSE: dict[str, Callable[[Request], str | None]] = {
     "flash": _refuse_flash,
+    "native": _refuse_native,
     "sdpa": _refuse_sdpa,
     "triton": _refuse_triton,
     "blocked": _refuse_blocked,

@@ -1,7 +1,9 @@
-"""The public functions, and the registered op behind them: Triton on GPUs, the blocked form on the CPU."""
+"""The public functions, and the registered ops behind them: Triton on GPUs, and one for each form on the CPU."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from fasttrain_kernels._checks import autocast_dtype, check_tensors, shape
 from fasttrain_kernels._registration import register
-from fasttrain_kernels.attention import backends, blocked, triton_backward, triton_forward
+from fasttrain_kernels.attention import backends, blocked, native, triton_backward, triton_forward
 from fasttrain_kernels.attention.layout import empty_statistics
 
 
@@ -34,16 +36,6 @@ def _fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) ->
     return dq, dk, dv
 
 
-_attention_backward = register(
-    "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor statistics, Tensor? cu_seqlens, "
-    "bool causal, SymInt? window, float? softcap, float scale, bool need_dq, bool need_dk, bool need_dv) "
-    "-> (Tensor, Tensor, Tensor)",
-    triton=triton_backward.backward,
-    cpu=blocked.backward,
-    fake=_fake_backward,
-)
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, cu_seqlens, *ctx.options = inputs
     out, statistics = output
@@ -52,24 +44,38 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)
 
 
-def _gradient(ctx: Any, dout: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    needed = ctx.needs_input_grad[:3]
-    if dout is None:
-        return (None,) * 8
-    q, k, v, out, statistics, cu_seqlens = ctx.saved_tensors
-    grads = _attention_backward(dout, q, k, v, out, statistics, cu_seqlens, *ctx.options, *needed)
-    return *(grad if need else None for grad, need in zip(grads, needed, strict=True)), *(None,) * 5
+def _registered(name: str, form: ModuleType) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The op that takes this form on the CPU."""
+    backward_op = register(
+        f"{name}_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor statistics, "
+        "Tensor? cu_seqlens, bool causal, SymInt? window, float? softcap, float scale, bool need_dq, bool need_dk, "
+        "bool need_dv) -> (Tensor, Tensor, Tensor)",
+        triton=triton_backward.backward,
+        cpu=form.backward,
+        fake=_fake_backward,
+    )
+
+    def gradient(ctx: Any, dout: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[:3]
+        if dout is None:
+            return (None,) * 8
+        q, k, v, out, statistics, cu_seqlens = ctx.saved_tensors
+        grads = backward_op(dout, q, k, v, out, statistics, cu_seqlens, *ctx.options, *needed)
+        return *(grad if need else None for grad, need in zip(grads, needed, strict=True)), *(None,) * 5
+
+    return register(
+        f"{name}(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, bool causal, SymInt? window, float? softcap, "
+        "float scale) -> (Tensor, Tensor)",
+        triton=triton_forward.forward,
+        cpu=form.forward,
+        fake=_fake_forward,
+        backward=gradient,
+        setup_context=_save,
+    )
 
 
-_attention = register(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, bool causal, SymInt? window, float? softcap, "
-    "float scale) -> (Tensor, Tensor)",
-    triton=triton_forward.forward,
-    cpu=blocked.forward,
-    fake=_fake_forward,
-    backward=_gradient,
-    setup_context=_save,
-)
+_attention = _registered("attention", blocked)
+_attention_native = _registered("attention_native", native)
 
 
 def attention(
@@ -93,7 +99,7 @@ def attention(
         on a GPU the values are not read back, and so not checked.
     softcap: logits become softcap * tanh(logit / softcap).
     scale: D**-0.5 by default.
-    backend: "auto", "flash", "sdpa", "triton" or "blocked"; `attention_backend` says what auto picks.
+    backend: "auto", "flash", "native", "sdpa", "triton" or "blocked"; `attention_backend` says what auto picks.
     """
     q, k, v = _prepared(q, k, v, causal, window, cu_seqlens, softcap, scale)
     scale = q.shape[3] ** -0.5 if scale is None else scale
@@ -102,7 +108,8 @@ def attention(
         return backends.sdpa(q, k, v, causal, scale)
     if chosen == "flash":
         return backends.flash(q, k, v, cu_seqlens, causal, window, softcap, scale)
-    return _attention(q, k, v, cu_seqlens, causal, window, softcap, scale)[0]
+    op = _attention_native if chosen == "native" else _attention
+    return op(q, k, v, cu_seqlens, causal, window, softcap, scale)[0]
 
 
 def attention_backend(

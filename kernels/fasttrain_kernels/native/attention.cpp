@@ -1,0 +1,321 @@
+// Attention in float32: blocks of 64 queries against the blocks of keys that one of them sees, forward and backward.
+//
+// A query sees the keys [lo, hi); neither end ever decreases from one query to the next (attention/intervals.py). Keys
+// and values of a head are packed once, and used by all queries of all heads of its group. A block's products, 64 x 64 x D,
+// stay in the first caches, and leave out what nobody sees, by rows of tiles; rows beyond the end are zeros that see nothing.
+//
+//     forward     S = Q K^T, pivot = max S, P = exp(scale (S - pivot)), O = P V / sum P
+//     backward    P = exp(scale (S - pivot)) / sum, dV += P^T dO, dS = P (dO V^T - dO . O), dQ += dS K, dK += dS^T Q
+//
+// Letters as in attention/: T queries, H heads, G of them share a key head, D elements of a head, E of them with padding.
+#include <algorithm>
+#include <memory>
+
+#include "simd.h"
+
+constexpr int R = 64;                     // queries, or keys, of a block
+constexpr int ROWS = 6, COLUMNS = 2 * W;  // of a tile of sums: twelve registers
+constexpr int TILES = (R + ROWS - 1) / ROWS;
+
+struct Strides {
+    int64_t batch, token, head;  // in floats; elements of a head lie side by side
+};
+
+struct Problem {
+    int64_t batch, num_queries, num_keys, num_heads, num_kv_heads, head_dim;
+    float scale;
+    const int64_t *lo, *hi;  // (num_queries,)
+    int threads;
+};
+
+namespace {
+
+// [begin, end) of the other side's rows in a block, for each row of tiles. Whole columns of tiles.
+struct Spans {
+    int begin[TILES], end[TILES];
+};
+
+template <int N, bool ADD>
+inline void tile(int begin, int end, const float* A, int64_t ar, int64_t ac, const float* B, int64_t ldb, float* C, int64_t ldc) {
+    vec c[N][2];
+    for (int i = 0; i < N; i++)
+        for (int j = 0; j < 2; j++) c[i][j] = ADD ? load(C + i * ldc + j * W) : vec{};
+    for (int k = begin; k < end; k++) {
+        const vec b0 = load(B + k * ldb), b1 = load(B + k * ldb + W);
+        for (int i = 0; i < N; i++) {
+            const float a = A[i * ar + k * ac];
+            c[i][0] += a * b0;
+            c[i][1] += a * b1;
+        }
+    }
+    for (int i = 0; i < N; i++)
+        for (int j = 0; j < 2; j++) store(C + i * ldc + j * W, c[i][j]);
+}
+
+template <bool ADD>
+inline void row_of_tiles(int t, int n0, int n1, int begin, int end, const float* A, int64_t ar, int64_t ac, const float* B,
+                         int64_t ldb, float* C, int64_t ldc) {
+    A += t * ROWS * ar;
+    C += t * ROWS * ldc;
+    for (int n = n0; n < n1; n += COLUMNS)
+        if (t < R / ROWS)
+            tile<ROWS, ADD>(begin, end, A, ar, ac, B + n, ldb, C + n, ldc);
+        else
+            tile<R % ROWS, ADD>(begin, end, A, ar, ac, B + n, ldb, C + n, ldc);
+}
+
+// S (R x R) = A B^T, within the spans: A (R x E) and B's transpose (E x R)
+void scores(const Spans& seen, int E, const float* A, const float* B_t, float* S) {
+    for (int t = 0; t < TILES; t++) row_of_tiles<false>(t, seen.begin[t], seen.end[t], 0, E, A, E, 1, B_t, R, S, R);
+}
+
+// C (R x E) += S B, for rows of S that are zero beyond the spans
+void add_product(const Spans& seen, int E, const float* S, const float* B, float* C) {
+    for (int t = 0; t < TILES; t++) row_of_tiles<true>(t, 0, E, seen.begin[t], seen.end[t], S, R, 1, B, E, C, E);
+}
+
+// C (R x E) += S^T B, for columns of S that are zero beyond the spans
+void add_transposed_product(const Spans& seeing, int E, const float* S, const float* B, float* C) {
+    for (int t = 0; t < TILES; t++) row_of_tiles<true>(t, 0, E, seeing.begin[t], seeing.end[t], S, 1, R, B, E, C, E);
+}
+
+struct Free {
+    void operator()(float* p) const { free(p); }
+};
+typedef std::unique_ptr<float[], Free> Buffer;
+
+Buffer buffer(int64_t size) { return Buffer((float*)aligned_alloc(64, (size * 4 / 64 + 1) * 64)); }
+
+// What all heads have in common
+struct Layout {
+    const Problem& p;
+    const int64_t E, blocks;
+
+    explicit Layout(const Problem& p)
+        : p(p), E((p.head_dim + COLUMNS - 1) / COLUMNS * COLUMNS), blocks((p.num_keys + R - 1) / R) {}
+
+    // Rows [first, first + R) of a head, as (R, E)
+    void pack(const float* x, int64_t token, int64_t first, int64_t count, float* to) const {
+        for (int64_t i = 0; i < R; i++, to += E) {
+            const int64_t valid = first + i < count ? p.head_dim : 0;
+            const float* from = x + (first + i) * token;
+            for (int64_t e = 0; valid && e < E; e += 16) __builtin_prefetch(from + 8 * token + e);
+            for (int64_t e = 0; e < valid; e++) to[e] = from[e];
+            for (int64_t e = valid; e < E; e++) to[e] = 0;
+        }
+    }
+
+    // All keys or values, block by block
+    void pack_all(const float* x, int64_t token, float* to) const {
+        for (int64_t b = 0; b < blocks; b++) pack(x, token, b * R, p.num_keys, to + b * R * E);
+    }
+
+    // Each block as (E, R)
+    void transpose_all(const float* rows, float* to) const {
+        for (int64_t b = 0; b < blocks; b++, rows += R * E, to += R * E)
+            for (int64_t e0 = 0; e0 < E; e0 += 8)
+                for (int64_t i0 = 0; i0 < R; i0 += 8)
+                    for (int64_t e = e0; e < e0 + 8; e++)
+                        for (int64_t i = i0; i < i0 + 8; i++) to[e * R + i] = rows[i * E + e];
+    }
+
+    // Blocks of keys [begin, end) that one of the queries [first, first + R) sees
+    struct Range {
+        int64_t begin, end;
+    };
+    Range range(int64_t first) const {
+        const int64_t last = std::min(first + R, p.num_queries) - 1;
+        return {p.lo[first] / R, (std::max(p.lo[first], p.hi[last]) + R - 1) / R};
+    }
+};
+
+// What the queries [first, first + R) see of a block of keys
+struct Sight {
+    int lo[R], hi[R];
+    Spans of_queries, of_keys;
+
+    Sight(const Problem& p, int64_t first, int64_t block) {
+        const int64_t last = first + R - 1, begin = block * R;
+        if (last < p.num_queries && p.lo[last] <= begin && begin + R <= p.hi[first])
+            *this = everything;
+        else
+            look(p, first, begin);
+    }
+
+   private:
+    static const Sight everything;
+
+    Sight() {
+        std::fill(lo, lo + R, 0);
+        std::fill(hi, hi + R, R);
+        fill_spans();
+    }
+
+    void look(const Problem& p, int64_t first, int64_t begin) {
+        for (int i = 0; i < R; i++) {
+            const bool exists = first + i < p.num_queries;
+            lo[i] = exists ? std::clamp<int64_t>(p.lo[first + i] - begin, 0, R) : R;
+            hi[i] = exists ? std::clamp<int64_t>(p.hi[first + i] - begin, lo[i], R) : R;
+        }
+        fill_spans();
+    }
+
+    void fill_spans() {
+        int seeing = 0, seen = 0;  // the first query that sees a key of the tile, and the first that sees only later ones
+        for (int t = 0; t < TILES; t++) {
+            const int top = t * ROWS, bottom = std::min(top + ROWS, R);
+            of_queries.begin[t] = lo[top] / COLUMNS * COLUMNS;
+            of_queries.end[t] = std::max((hi[bottom - 1] + COLUMNS - 1) / COLUMNS * COLUMNS, of_queries.begin[t]);
+            while (seeing < R && hi[seeing] <= top) seeing++;
+            while (seen < R && lo[seen] < bottom) seen++;
+            of_keys.begin[t] = seeing;
+            of_keys.end[t] = std::max(seeing, seen);
+        }
+    }
+};
+
+const Sight Sight::everything;
+
+// -inf for keys that query i does not see, and for scores that nobody has computed
+inline void mask(const Sight& sight, int i, float* row) {
+    for (int j = 0; j < sight.lo[i]; j++) row[j] = -INFINITY;
+    for (int j = sight.hi[i]; j < R; j++) row[j] = -INFINITY;
+}
+
+}  // namespace
+
+// out: (batch, num_queries, num_heads, head_dim), and pivot and 1 / sum: (num_heads, batch * num_queries)
+extern "C" void attention_forward(const Problem* problem, const float* q, const Strides* qs, const float* k,
+                                  const Strides* ks, const float* v, const Strides* vs, float* out, float* pivots,
+                                  float* inverses) {
+    const Problem& p = *problem;
+    const Layout layout(p);
+    const int64_t E = layout.E, D = p.head_dim, G = p.num_heads / p.num_kv_heads, T = p.num_queries;
+#pragma omp parallel num_threads(p.threads) if (p.threads > 1)
+    {
+        Buffer values = buffer(layout.blocks * R * E), keys = buffer(layout.blocks * R * E);
+        Buffer weights = buffer(layout.blocks * R * R), query = buffer(R * E), made = buffer(R * E);
+#pragma omp for schedule(dynamic)
+        for (int64_t item = 0; item < p.batch * p.num_kv_heads; item++) {
+            const int64_t b = item / p.num_kv_heads, kv = item % p.num_kv_heads;
+            layout.pack_all(k + b * ks->batch + kv * ks->head, ks->token, values.get());
+            layout.transpose_all(values.get(), keys.get());
+            layout.pack_all(v + b * vs->batch + kv * vs->head, vs->token, values.get());
+            for (int64_t h = kv * G; h < (kv + 1) * G; h++)
+                for (int64_t first = 0; first < T; first += R) {
+                    const auto range = layout.range(first);
+                    float most[R], inverse[R];
+                    vec total[R] = {};
+                    std::fill(most, most + R, -INFINITY);
+                    layout.pack(q + b * qs->batch + h * qs->head, qs->token, first, T, query.get());
+                    float* S = weights.get();
+                    for (int64_t block = range.begin; block < range.end; block++, S += R * R) {
+                        const Sight sight(p, first, block);
+                        scores(sight.of_queries, E, query.get(), keys.get() + block * R * E, S);
+                        for (int i = 0; i < R; i++) {
+                            mask(sight, i, S + i * R);
+                            vec top = all(most[i]);
+                            for (int j = 0; j < R; j += W) top = at_least(load(S + i * R + j), top);
+                            most[i] = greatest(top);
+                        }
+                    }
+                    for (int i = 0; i < R; i++)
+                        if (most[i] == -INFINITY) most[i] = INFINITY;  // it sees nothing: all exponentials are 0
+                    memset(made.get(), 0, R * E * 4);
+                    S = weights.get();
+                    for (int64_t block = range.begin; block < range.end; block++, S += R * R) {
+                        for (int i = 0; i < R; i++)
+                            for (int j = 0; j < R; j += W) {
+                                const vec e = exp_below_0((load(S + i * R + j) - most[i]) * p.scale);
+                                total[i] += e;
+                                store(S + i * R + j, e);
+                            }
+                        const Sight sight(p, first, block);
+                        add_product(sight.of_queries, E, S, values.get() + block * R * E, made.get());
+                    }
+                    for (int i = 0; i < R && first + i < T; i++) {
+                        const int64_t row = (h * p.batch + b) * T + first + i;
+                        const float all_of_it = sum(total[i]);
+                        inverse[i] = 1 / (all_of_it == 0 ? 1 : all_of_it);
+                        pivots[row] = most[i];
+                        inverses[row] = inverse[i];
+                        float* to = out + ((b * T + first + i) * p.num_heads + h) * D;
+                        for (int64_t d = 0; d < D; d++) to[d] = made[i * E + d] * inverse[i];
+                    }
+                }
+        }
+    }
+}
+
+// dq, dk, dv: contiguous, as q, k and v
+extern "C" void attention_backward(const Problem* problem, const float* dout, const Strides* ds, const float* q,
+                                   const Strides* qs, const float* k, const Strides* ks, const float* v,
+                                   const Strides* vs, const float* out, const float* pivots, const float* inverses,
+                                   float* dq, float* dk, float* dv) {
+    const Problem& p = *problem;
+    const Layout layout(p);
+    const int64_t E = layout.E, D = p.head_dim, G = p.num_heads / p.num_kv_heads, T = p.num_queries;
+    const int64_t all_keys = layout.blocks * R * E;
+#pragma omp parallel num_threads(p.threads) if (p.threads > 1)
+    {
+        Buffer keys = buffer(all_keys), keys_t = buffer(all_keys), values_t = buffer(all_keys);
+        Buffer dkeys = buffer(all_keys), dvalues = buffer(all_keys);
+        Buffer query = buffer(R * E), made = buffer(R * E), dquery = buffer(R * E), dmade = buffer(R * E);
+        Buffer P = buffer(R * R), dS = buffer(R * R);
+        memset(dS.get(), 0, R * R * 4);  // what nobody computes is multiplied by 0
+#pragma omp for schedule(dynamic)
+        for (int64_t item = 0; item < p.batch * p.num_kv_heads; item++) {
+            const int64_t b = item / p.num_kv_heads, kv = item % p.num_kv_heads;
+            layout.pack_all(v + b * vs->batch + kv * vs->head, vs->token, keys.get());
+            layout.transpose_all(keys.get(), values_t.get());
+            layout.pack_all(k + b * ks->batch + kv * ks->head, ks->token, keys.get());
+            layout.transpose_all(keys.get(), keys_t.get());
+            memset(dkeys.get(), 0, all_keys * 4);
+            memset(dvalues.get(), 0, all_keys * 4);
+            for (int64_t h = kv * G; h < (kv + 1) * G; h++)
+                for (int64_t first = 0; first < T; first += R) {
+                    const auto range = layout.range(first);
+                    layout.pack(q + b * qs->batch + h * qs->head, qs->token, first, T, query.get());
+                    layout.pack(dout + b * ds->batch + h * ds->head, ds->token, first, T, dmade.get());
+                    layout.pack(out + (b * T * p.num_heads + h) * D, p.num_heads * D, first, T, made.get());
+                    memset(dquery.get(), 0, R * E * 4);
+                    float delta[R], pivot[R], inverse[R];
+                    for (int i = 0; i < R; i++) {
+                        const int64_t row = (h * p.batch + b) * T + first + i;
+                        pivot[i] = first + i < T ? pivots[row] : INFINITY;
+                        inverse[i] = first + i < T ? inverses[row] : 0;
+                        vec total = {};
+                        for (int64_t e = 0; e < E; e += W) total += load(&dmade[i * E + e]) * load(&made[i * E + e]);
+                        delta[i] = sum(total);
+                    }
+                    for (int64_t block = range.begin; block < range.end; block++) {
+                        const Sight sight(p, first, block);
+                        scores(sight.of_queries, E, query.get(), keys_t.get() + block * R * E, P.get());
+                        scores(sight.of_queries, E, dmade.get(), values_t.get() + block * R * E, dS.get());
+                        for (int i = 0; i < R; i++) {
+                            mask(sight, i, &P[i * R]);
+                            for (int j = i * R; j < (i + 1) * R; j += W) {
+                                const vec e = exp_below_0((load(&P[j]) - pivot[i]) * p.scale) * inverse[i];
+                                store(&P[j], e);
+                                store(&dS[j], e * (load(&dS[j]) - delta[i]));
+                            }
+                        }
+                        add_transposed_product(sight.of_keys, E, P.get(), dmade.get(), dvalues.get() + block * R * E);
+                        add_transposed_product(sight.of_keys, E, dS.get(), query.get(), dkeys.get() + block * R * E);
+                        add_product(sight.of_queries, E, dS.get(), keys.get() + block * R * E, dquery.get());
+                    }
+                    for (int i = 0; i < R && first + i < T; i++) {
+                        float* to = dq + ((b * T + first + i) * p.num_heads + h) * D;
+                        for (int64_t d = 0; d < D; d++) to[d] = dquery[i * E + d] * p.scale;
+                    }
+                }
+            for (int64_t t = 0; t < p.num_keys; t++) {
+                const int64_t to = ((b * p.num_keys + t) * p.num_kv_heads + kv) * D;
+                for (int64_t d = 0; d < D; d++) {
+                    dk[to + d] = dkeys[t * E + d] * p.scale;
+                    dv[to + d] = dvalues[t * E + d];
+                }
+            }
+        }
+    }
+}
