@@ -19,7 +19,7 @@ from fasttrain.model import Decoder
 from tests.fasttrain.generate.models import in_transformers
 
 MODEL = Model()  # of the recipe tiny
-VOCAB, SEQUENCE, PROMPT, TOKENS, ROUNDS = 4096, 256, 32, 32, 3
+VOCAB, SEQUENCE, PROMPT, TOKENS, ROUNDS = 4096, 256, 32, 64, 3
 Texts = list[list[int]]
 
 

@@ -15,12 +15,10 @@ from fasttrain.plan.published import points
 MOST_MEMORY, MOST_SPEED = 0.10, 0.20  # the limits, as shares
 COMMON = (
     "--log.tensorboard False --validation.every 0 --checkpoint.every 0 --validation.sequences 8 --optim.warmup 2 "
-    "--parallel.compile off --batch.steps 7"
+    "--parallel.compile off --batch.steps 5"
 )
 RUNS = {
     "tiny, 2M": "--recipe tiny",
-    "12M": "--recipe tiny --model.layers 6 --model.hidden 384 --model.heads 6 --model.kv_heads 6 --model.head_dim 64 "
-    "--model.ffn 1024",
     "29M, large vocabulary": "--recipe tiny --model.layers 4 --model.hidden 640 --model.heads 10 --model.kv_heads 5 "
     "--model.head_dim 64 --model.ffn 1792 --model.vocab 16384 --batch.sequences 4 --batch.micro 4",
     "9M, accumulated, recomputed": "--recipe tiny --model.layers 8 --model.hidden 256 --model.heads 4 "

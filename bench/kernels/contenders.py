@@ -56,7 +56,7 @@ def contenders(op: str, device: str) -> dict[str, Contender]:
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Our own kernel, not what "auto" picks: that may be SDPA, which is here by itself."""
-    return ft.attention(q, k, v, backend="triton" if q.is_cuda else "blocked")
+    return ft.attention(q, k, v, backend="triton" if q.is_cuda else "auto")
 
 
 def torch_rms_norm(x: Tensor, weight: Tensor) -> Tensor:

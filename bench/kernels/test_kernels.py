@@ -25,7 +25,9 @@ from fasttrain.allocator import keep_freed_memory
 MARGIN = 0.25  # of a ratio, from run to run: a kernel takes milliseconds, and medians of seven rounds differ by 10%
 CLOCK = Replay()
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-MOST = {OURS_COMPILED: 1.0}  # of eager's time on a CPU; linear_cross_entropy has its limit in a file of its own
+# Of eager's time on a CPU; linear_cross_entropy has its limit in a file of its own. Forward alone, of half a
+# millisecond, is as much the call of a compiled function as it is the kernel.
+MOST = {(OURS_COMPILED, BOTH): 1.0}
 
 
 @cache
@@ -70,7 +72,7 @@ def publish(case: Case, passes: str, name: str, outcomes: dict[str, Outcome], be
         "time": seconds(median),
         "of eager": ratio(
             of_baseline,
-            at_most=MOST.get(name) if gates else None,
+            at_most=MOST.get((name, passes)) if gates else None,
             margin=MARGIN if ours else None,
         ),
         "rate": rate(amount / median, unit),

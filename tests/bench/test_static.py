@@ -216,6 +216,21 @@ def test_allowed_exceptions_are_still_needed(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (dict(flops=10**15), "and no fewer FLOPs"),
+        (dict(predicted_us=[1.0, 1e9, 2e9]), "and a predicted time of 1,000,"),
+    ],
+)
+def test_an_exception_has_to_pay(change, said):
+    rows = [row for row in STORED if row.op == "linear_cross_entropy" and row.target == "sm_90"]
+    ours = next(row for row in rows if row.provider == rules.OURS)
+    rows[rows.index(ours)] = dataclasses.replace(ours, **change)
+    found = [text for text in rules.problems(rows) if "more bytes than cut-cross-entropy" in text]
+    assert any(said in text for text in found)
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         (dict(bytes_issued=10**9), r"bytes_issued 1,000,000,000 and liger's [\d,]+, \+"),

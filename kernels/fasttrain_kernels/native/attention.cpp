@@ -37,9 +37,7 @@ struct Spans {
 
 template <int N, bool ADD>
 inline void tile(int begin, int end, const float* A, int64_t ar, int64_t ac, const float* B, int64_t ldb, float* C, int64_t ldc) {
-    vec c[N][2];
-    for (int i = 0; i < N; i++)
-        for (int j = 0; j < 2; j++) c[i][j] = ADD ? load(C + i * ldc + j * W) : vec{};
+    vec c[N][2] = {};
     for (int k = begin; k < end; k++) {
         const vec b0 = load(B + k * ldb), b1 = load(B + k * ldb + W);
         for (int i = 0; i < N; i++) {
@@ -49,7 +47,10 @@ inline void tile(int begin, int end, const float* A, int64_t ar, int64_t ac, con
         }
     }
     for (int i = 0; i < N; i++)
-        for (int j = 0; j < 2; j++) store(C + i * ldc + j * W, c[i][j]);
+        for (int j = 0; j < 2; j++) {
+            float* to = C + i * ldc + j * W;
+            store(to, ADD ? load(to) + c[i][j] : c[i][j]);
+        }
 }
 
 template <bool ADD>
@@ -284,9 +285,8 @@ extern "C" void attention_backward(const Problem* problem, const float* dout, co
                         const int64_t row = (h * p.batch + b) * T + first + i;
                         pivot[i] = first + i < T ? pivots[row] : INFINITY;
                         inverse[i] = first + i < T ? inverses[row] : 0;
-                        vec total = {};
-                        for (int64_t e = 0; e < E; e += W) total += load(&dmade[i * E + e]) * load(&made[i * E + e]);
-                        delta[i] = sum(total);
+                        delta[i] = 0;
+                        for (int64_t e = 0; e < E; e++) delta[i] += dmade[i * E + e] * made[i * E + e];
                     }
                     for (int64_t block = range.begin; block < range.end; block++) {
                         const Sight sight(p, first, block);
