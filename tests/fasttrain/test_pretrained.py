@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 import fasttrain.pretrained
+import fasttrain.run
 import fasttrain.train
 from fasttrain.architecture import TAKEN
 from fasttrain.certify import plan as trial_of
@@ -206,7 +207,7 @@ def test_a_run_that_goes_on_from_a_checkpoint(place: Place, tmp_path: Path, caps
     assert not incidents(tmp_path / "run", "first loss")
     assert not incidents(tmp_path / "run", "data")
     shutil.rmtree(path)
-    with patch.object(fasttrain.train, "load_pretrained", side_effect=AssertionError("read again")):
+    with patch.object(fasttrain.run, "load_pretrained", side_effect=AssertionError("read again")):
         assert main([*argv, "--batch.steps", "3"]) == 0
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3]
     other = place.ours("qwen3")
@@ -229,7 +230,7 @@ def test_a_run_that_goes_back_to_its_beginning_has_the_weights_again(place: Plac
     argv = [*RUN, "--data.path", place.data, "--out", tmp_path, "--from-hf", place.ours(), "--batch.steps", 4]
     with (
         patch.object(Judges, "observe", alarmed),
-        patch.object(fasttrain.train, "load_pretrained", wraps=fasttrain.train.load_pretrained) as read,
+        patch.object(fasttrain.run, "load_pretrained", wraps=fasttrain.run.load_pretrained) as read,
     ):
         assert main([*map(str, argv), "--checkpoint.every", "0"]) == 0
     assert "goes back to the initial weights" in incidents(tmp_path, "rollback")[0]["text"]

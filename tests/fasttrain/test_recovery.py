@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-import fasttrain.train
+import fasttrain.run
 from fasttrain.checkpoint import list_checkpoints
 from fasttrain.data import Batch, Batches, Origin, Skip
 from fasttrain.data.history import stretches
@@ -95,7 +95,7 @@ def test_every_incident_says_when_what_why_and_what_was_done(rolled_back):
 
 def test_after_a_rollback_a_run_is_as_if_it_never_had_the_batches(tmp_path, rolled_back):
     skips = stretches(rolled_back)[-1].origin.skips
-    with patch.object(fasttrain.train, "Progress", partial(Progress, origin=Origin(skips=skips))):
+    with patch.object(fasttrain.run, "Progress", partial(Progress, origin=Origin(skips=skips))):
         assert train(tmp_path) == 0
     assert not incidents(tmp_path, "rollback")
     losses = [[line["loss"] for line in read_metrics(run)] for run in (tmp_path, rolled_back)]

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.multiprocessing import ProcessExitedException
 
 import fasttrain.checkpoint.writer
+import fasttrain.run
 import fasttrain.saving
 import fasttrain.train
 from fasttrain.checkpoint import list_checkpoints
@@ -173,7 +174,7 @@ def test_room_is_made_before_a_save_and_a_full_disk_is_no_surprise(tmp_path):
     def free(*_: object) -> int:
         return disk - sum(file.stat().st_size for file in (run / "checkpoints").rglob("*") if file.is_file())
 
-    late = patch.object(fasttrain.train, "_check_room", lambda *_: None)  # others fill the disk after the start
+    late = patch.object(fasttrain.run, "_check_room", lambda *_: None)  # others fill the disk after the start
     with late, patch("fasttrain.checkpoint.room.free_bytes", free):
         assert train(run, *keep, "--batch.steps", 20) == 0
         assert steps(run) == [10, 15, 20]
@@ -219,14 +220,14 @@ def test_a_block_that_gets_no_gradient_is_reported(tmp_path):
             made = forward(block, *args)
         return tuple(x + (y - x).detach() for x, y in zip(args[:2], made, strict=True))
 
-    make = fasttrain.train._model
+    make = fasttrain.run._model
 
     def model(*args: Any, **kwargs: Any) -> Any:
         decoder = make(*args, **kwargs)
         decoder.blocks[1].cut = True
         return decoder
 
-    with patch.object(Block, "forward", cut), patch.object(fasttrain.train, "_model", model):
+    with patch.object(Block, "forward", cut), patch.object(fasttrain.run, "_model", model):
         assert train(tmp_path, "--batch.steps", 55) == 0
     norms = {line["step"]: [line[f"block_norm/{block:02}"] for block in range(3)] for line in read_metrics(tmp_path)}
     assert all(norm > 0 for norm in (norms[1][0], norms[1][2]))
