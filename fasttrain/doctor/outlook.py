@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,7 +50,7 @@ def outlook(settings: config.Config, cores: int) -> Iterator[Finding]:
     except ValueError as error:  # the compiler, which has a finding of its own
         yield finding("blocks", f"none: {error}")
     yield finding("kernels", "Triton" if device.type == "cuda" else "their CPU forms")
-    yield finding("attention", _attention(settings, device, DTYPES[precision]))
+    yield _attention(settings, device, DTYPES[precision])
     known = gpu_of_device(torch.cuda.get_device_name()) if device.type == "cuda" else None
     yield finding(
         "peak for MFU", f"{known.peak(precision) / 1e12:,.0f} TFLOP/s (gpus.toml)" if known else "measured at start"
@@ -59,9 +60,9 @@ def outlook(settings: config.Config, cores: int) -> Iterator[Finding]:
     yield finding("start it with", f"{start}{threads}")
 
 
-def _attention(settings: config.Config, device: torch.device, dtype: torch.dtype) -> str:
-    """The backend for this run's heads, and why not the ones before it."""
-    from fasttrain_kernels import explain_attention_backend
+def _attention(settings: config.Config, device: torch.device, dtype: torch.dtype) -> Finding:
+    """The backend for this run's heads, and why not the ones before it that are for this device."""
+    from fasttrain_kernels import explain_attention_backend, native
 
     model = settings.model
     q, k = (
@@ -70,6 +71,12 @@ def _attention(settings: config.Config, device: torch.device, dtype: torch.dtype
     documents = torch.tensor([0, 16], dtype=torch.int32, device=device) if settings.data.document_mask else None
     answers = explain_attention_backend(q, k, k, cu_seqlens=documents)
     chosen = next((name for name, answer in answers.items() if answer == "ok"), "none")
-    refused = [f"{name}: {answer}" for name, answer in answers.items() if answer != "ok"]
-    before = [text for text in refused if list(answers).index(text.partition(":")[0]) < list(answers).index(chosen)]
-    return f"{chosen} ({'; '.join(before)})" if before and device.type == "cuda" else chosen
+    before = list(takewhile(lambda each: each[1] != "ok", answers.items()))
+    why = [f"{name}: {answer.splitlines()[0]}" for name, answer in before if not answer.startswith("device ")]
+    value = f"{chosen} ({'; '.join(why)})" if why else chosen
+    if ("native", native.missing()) not in before:
+        return Finding(section=SECTION, name="attention", value=value)
+    return Finding(
+        section=SECTION, name="attention", value=value, level="missing",
+        remedy="apt-get install g++ (or set CXX): without its C++, attention takes about 1.6 times as long",
+    )  # fmt: skip

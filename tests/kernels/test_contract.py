@@ -202,6 +202,7 @@ import sys, torch, warnings
 warnings.simplefilter("error")
 import fasttrain_kernels
 assert not torch.cuda.is_initialized()
+assert not fasttrain_kernels.native._library.cache_info().misses
 heavy = {"torch.distributed.tensor", "transformers", "flash_attn", "ml_dtypes", "rich"} & set(sys.modules)
 assert not heavy, heavy
 """

@@ -96,7 +96,7 @@ def _refuse_native(request: Request) -> str | None:
         return "softcap={softcap}"
     if request.num_queries == 1:
         return "one query: there is nothing to share"
-    return native.missing() or None
+    return native.missing().replace("{", "{{").replace("}", "}}") or None  # a compiler's message may quote code
 
 
 def _refuse_sdpa(request: Request) -> str | None:
@@ -129,7 +129,7 @@ def _refuse_triton(request: Request) -> str | None:
 
 def _refuse_blocked(request: Request) -> str | None:
     if request.device != "cpu":
-        return "device {device}: it is the CPU form"
+        return "device {device}: it runs on CPUs"
     return "inside interpret() the op runs its Triton kernels" if request.kernels_on_cpu else None
 
 

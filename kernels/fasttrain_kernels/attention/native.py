@@ -23,9 +23,9 @@ def forward(
     """out, and the statistics of its rows."""
     assert softcap is None
     problem = Problem.of(q, k, cu_seqlens, causal, window, softcap, scale)
-    out, stats = torch.empty(q.shape), empty_statistics(q)
-    given = (problem.stream(addressable(x)) for x in (q, k, v))
-    native.attention_forward(_told(problem, causal, window), *given, out, stats)
+    out, stats = q.new_empty(q.shape), empty_statistics(q)
+    q, k, v = (problem.stream(addressable(x)) for x in (q, k, v))
+    native.attention_forward(_told(problem, causal, window), q, k, v, out, stats)
     return out, stats
 
 
@@ -47,13 +47,12 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # as q, k, v; empty where not needed
     """The gradients. They share most of their work: all are computed where one is needed."""
     problem = Problem.of(q, k, cu_seqlens, causal, window, softcap, scale)
-    dq, dk, dv = (torch.empty(x.shape) for x in (q, k, v))
-    given = (problem.stream(addressable(x)) for x in (dout, q, k, v))
-    native.attention_backward(
-        _told(problem, causal, window), *given, out, stats, (dq, dk, dv)
-    )
-    empty = torch.empty(0)
-    return dq if need_dq else empty, dk if need_dk else empty.clone(), dv if need_dv else empty.clone()
+    dq, dk, dv = q.new_empty(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
+    dout, q, k, v = (problem.stream(addressable(x)) for x in (dout, q, k, v))
+    native.attention_backward(_told(problem, causal, window), dout, q, k, v, stats, (dq, dk, dv))
+    needed = zip((dq, dk, dv), (need_dq, need_dk, need_dv), strict=True)
+    dq, dk, dv = (x if need else x.new_empty(0) for x, need in needed)
+    return dq, dk, dv
 
 
 def _told(problem: Problem, causal: bool, window: int | None) -> native.Problem:
@@ -63,5 +62,5 @@ def _told(problem: Problem, causal: bool, window: int | None) -> native.Problem:
         problem.batch, problem.num_queries, problem.num_keys, problem.num_heads, problem.num_kv_heads, problem.head_dim,
         problem.scale, lo.data_ptr(), hi.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
-    told.kept = (lo, hi)
+    told.kept = (lo, hi)  # as long as their addresses
     return told

@@ -1,16 +1,19 @@
 """C++ for CPUs, where torch's own ops leave much of the processor's speed unused: attention, and softmax of rows.
 
-Compiled by the machine's g++ or clang++ for its own processor when first needed, in about two seconds, and kept in
-the user's cache directory. Without a compiler, ops take their form in torch (`missing` says why).
+Compiled by the machine's g++ or clang++ (or by CXX) for its own processor when first needed, in a few seconds, and kept
+in the user's cache: ~/.cache/fasttrain, or $XDG_CACHE_HOME/fasttrain. Without a compiler, ops take their form in torch
+(`missing` says why).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -34,7 +37,10 @@ class Problem(ctypes.Structure):
     """As in attention.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("batch", "queries", "keys", "heads", "kv_heads", "head_dim")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("batch", "num_queries", "num_keys", "num_heads", "num_kv_heads", "head_dim")
+        ),
         ("scale", ctypes.c_float),
         ("lo", ctypes.c_void_p),
         ("hi", ctypes.c_void_p),
@@ -70,21 +76,18 @@ def attention_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,  # (B, T_q, H, D), contiguous
     stats: Tensor,  # (2, H, B * T_q), contiguous
     gradients: tuple[Tensor, Tensor, Tensor],  # as q, k, v, contiguous
 ) -> None:
-    """Fill the gradients."""
+    """Fill the gradient of q, and add to those of k and v."""
     given = [argument for x in (dout, q, k, v) for argument in _strided(x)]
-    _library().attention_backward(
-        ctypes.byref(problem), *given, _pointer(out), *map(_pointer, stats), *map(_pointer, gradients)
-    )
+    _library().attention_backward(ctypes.byref(problem), *given, *map(_pointer, stats), *map(_pointer, gradients))
 
 
 def softmax_rows(x: Tensor) -> tuple[Tensor, Tensor]:  # (R, C) float32 -> (R,), (R,)
     """Softmax of each row in place; its greatest value and the sum of exp(x - greatest)."""
     rows, columns = x.shape
-    top, total = torch.empty(rows), torch.empty(rows)
+    top, total = x.new_empty(rows), x.new_empty(rows)
     sizes = (ctypes.c_int64(size) for size in (rows, columns, x.stride(0)))
     _library().softmax_rows(_pointer(x), *sizes, _pointer(top), _pointer(total), torch.get_num_threads())
     return top, total
@@ -102,35 +105,46 @@ def _pointer(x: Tensor) -> ctypes.c_void_p:
 def _missing() -> str:
     try:
         _library()
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: nobody has a home directory
         return str(error)
     return ""
 
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    compiler = shutil.which(os.environ.get("CXX") or "g++") or shutil.which("clang++")
-    if compiler is None:
-        raise FileNotFoundError("there is no C++ compiler (g++)")
-    known = [*_OPTIONS, compiler, os.stat(compiler).st_mtime_ns, _processor(), *(f.read_text() for f in _SOURCES)]
+    compiler = _compiler()
+    known = [*_OPTIONS, *compiler, os.stat(compiler[0]).st_mtime_ns, _processor(), *(f.read_text() for f in _SOURCES)]
     digest = hashlib.sha256(repr(known).encode()).hexdigest()[:16]
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fasttrain"
-    built = home / f"native-{digest}.so"
-    if not built.exists():
-        _build(compiler, built)
-    return ctypes.CDLL(str(built))
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "fasttrain", f"native-{digest}.so")
+    return ctypes.CDLL(str(kept)) if os.path.exists(kept) else _built(compiler, kept)  # False where we may not look
 
 
-def _build(compiler: str, target: Path) -> None:
-    """Under another name first: several processes may be at it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as directory:
-        made = Path(directory) / target.name
+def _built(compiler: list[str], kept: Path) -> ctypes.CDLL:
+    """Under another name first, as several processes may be at it; for this process alone if nobody may write there."""
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        room = tempfile.TemporaryDirectory(dir=kept.parent)
+    except OSError:
+        room = tempfile.TemporaryDirectory()
+    with room as directory:
+        made = Path(directory, kept.name)
         sources = [str(source) for source in _SOURCES if source.suffix == ".cpp"]
-        result = subprocess.run([compiler, *_OPTIONS, *sources, "-o", str(made)], capture_output=True, text=True)
+        result = subprocess.run([*compiler, *_OPTIONS, *sources, "-o", str(made)], capture_output=True, text=True)
         if result.returncode:
-            raise OSError(f"{compiler} cannot compile fasttrain_kernels/native: {result.stderr.strip()[:500]}")
-        made.rename(target)
+            raise OSError(f"{compiler[0]} cannot compile fasttrain_kernels/native: {result.stderr.strip()[:500]}")
+        library = ctypes.CDLL(str(made))  # stays, whatever becomes of the file
+        with contextlib.suppress(OSError):
+            made.rename(kept)
+    return library
+
+
+def _compiler() -> list[str]:
+    """Its path, and arguments that CXX may have."""
+    asked = shlex.split(os.environ.get("CXX", ""))
+    for name, *arguments in [asked] if asked else (["g++"], ["clang++"]):
+        if path := shutil.which(name):
+            return [path, *arguments]
+    raise FileNotFoundError(f"there is no C++ compiler ({f'CXX={asked[0]}' if asked else 'g++'})")
 
 
 def _processor() -> str:

@@ -1,14 +1,21 @@
 // Attention in float32: blocks of 64 queries against the blocks of keys that one of them sees, forward and backward.
 //
 // A query sees the keys [lo, hi); neither end ever decreases from one query to the next (attention/intervals.py). Keys
-// and values of a head are packed once, and used by all queries of all heads of its group. A block's products, 64 x 64 x D,
-// stay in the first caches, and leave out what nobody sees, by rows of tiles; rows beyond the end are zeros that see nothing.
+// and values of a head are packed once, and used by all queries of all heads of its group. A block's products, 64 x 64
+// x D, stay in the first caches, and leave out what nobody sees, by rows of tiles; rows beyond the end are zeros that
+// see nothing.
 //
 //     forward     S = Q K^T, pivot = max S, P = exp(scale (S - pivot)), O = P V / sum P
-//     backward    P = exp(scale (S - pivot)) / sum, dV += P^T dO, dS = P (dO V^T - dO . O), dQ += dS K, dK += dS^T Q
+//     backward    P = exp(scale (S - pivot)) / sum, dP = dO V^T, dS = P (dP - sum P dP),
+//                 dV += P^T dO, dQ += dS K, dK += dS^T Q
 //
-// Letters as in attention/: T queries, H heads, G of them share a key head, D elements of a head, E of them with padding.
+// sum P dP is dO . O, but for its rounding: where P is nearly 1, dP minus that is far less than either, and only exact
+// if both are the same products (docs/kernels/attention.md).
+//
+// Letters as in attention/: T queries, H heads, G of them share a key head, D elements of a head, E of them with
+// padding.
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 
 #include "simd.h"
@@ -35,8 +42,10 @@ struct Spans {
     int begin[TILES], end[TILES];
 };
 
+// C = A B or C += A B, over [begin, end): what is added is summed up first, which rounds less than one long sum
 template <int N, bool ADD>
-inline void tile(int begin, int end, const float* A, int64_t ar, int64_t ac, const float* B, int64_t ldb, float* C, int64_t ldc) {
+inline void tile(int begin, int end, const float* A, int64_t ar, int64_t ac, const float* B, int64_t ldb, float* C,
+                 int64_t ldc) {
     vec c[N][2] = {};
     for (int k = begin; k < end; k++) {
         const vec b0 = load(B + k * ldb), b1 = load(B + k * ldb + W);
@@ -54,8 +63,8 @@ inline void tile(int begin, int end, const float* A, int64_t ar, int64_t ac, con
 }
 
 template <bool ADD>
-inline void row_of_tiles(int t, int n0, int n1, int begin, int end, const float* A, int64_t ar, int64_t ac, const float* B,
-                         int64_t ldb, float* C, int64_t ldc) {
+inline void row_of_tiles(int t, int n0, int n1, int begin, int end, const float* A, int64_t ar, int64_t ac,
+                         const float* B, int64_t ldb, float* C, int64_t ldc) {
     A += t * ROWS * ar;
     C += t * ROWS * ldc;
     for (int n = n0; n < n1; n += COLUMNS)
@@ -162,7 +171,7 @@ struct Sight {
     }
 
     void fill_spans() {
-        int seeing = 0, seen = 0;  // the first query that sees a key of the tile, and the first that sees only later ones
+        int seeing = 0, seen = 0;  // the first query that sees a key of the tile, the first that sees only later ones
         for (int t = 0; t < TILES; t++) {
             const int top = t * ROWS, bottom = std::min(top + ROWS, R);
             of_queries.begin[t] = lo[top] / COLUMNS * COLUMNS;
@@ -177,10 +186,10 @@ struct Sight {
 
 const Sight Sight::everything;
 
-// -inf for keys that query i does not see, and for scores that nobody has computed
-inline void mask(const Sight& sight, int i, float* row) {
-    for (int j = 0; j < sight.lo[i]; j++) row[j] = -INFINITY;
-    for (int j = sight.hi[i]; j < R; j++) row[j] = -INFINITY;
+// Of keys that query i does not see, which includes all that nobody has computed
+inline void mask(const Sight& sight, int i, float* row, float with) {
+    std::fill(row, row + sight.lo[i], with);
+    std::fill(row + sight.hi[i], row + R, with);
 }
 
 }  // namespace
@@ -205,7 +214,7 @@ extern "C" void attention_forward(const Problem* problem, const float* q, const 
             for (int64_t h = kv * G; h < (kv + 1) * G; h++)
                 for (int64_t first = 0; first < T; first += R) {
                     const auto range = layout.range(first);
-                    float most[R], inverse[R];
+                    float most[R];
                     vec total[R] = {};
                     std::fill(most, most + R, -INFINITY);
                     layout.pack(q + b * qs->batch + h * qs->head, qs->token, first, T, query.get());
@@ -214,14 +223,14 @@ extern "C" void attention_forward(const Problem* problem, const float* q, const 
                         const Sight sight(p, first, block);
                         scores(sight.of_queries, E, query.get(), keys.get() + block * R * E, S);
                         for (int i = 0; i < R; i++) {
-                            mask(sight, i, S + i * R);
+                            mask(sight, i, S + i * R, -INFINITY);
                             vec top = all(most[i]);
                             for (int j = 0; j < R; j += W) top = at_least(load(S + i * R + j), top);
                             most[i] = greatest(top);
                         }
                     }
-                    for (int i = 0; i < R; i++)
-                        if (most[i] == -INFINITY) most[i] = INFINITY;  // it sees nothing: all exponentials are 0
+                    for (int i = 0; i < R && first + i < T; i++)
+                        if (p.lo[first + i] >= p.hi[first + i]) most[i] = INFINITY;  // sees nothing: exponentials are 0
                     memset(made.get(), 0, R * E * 4);
                     S = weights.get();
                     for (int64_t block = range.begin; block < range.end; block++, S += R * R) {
@@ -236,23 +245,22 @@ extern "C" void attention_forward(const Problem* problem, const float* q, const 
                     }
                     for (int i = 0; i < R && first + i < T; i++) {
                         const int64_t row = (h * p.batch + b) * T + first + i;
-                        const float all_of_it = sum(total[i]);
-                        inverse[i] = 1 / (all_of_it == 0 ? 1 : all_of_it);
+                        const float all_of_it = sum(total[i]), inverse = 1 / (all_of_it == 0 ? 1 : all_of_it);
                         pivots[row] = most[i];
-                        inverses[row] = inverse[i];
+                        inverses[row] = inverse;
                         float* to = out + ((b * T + first + i) * p.num_heads + h) * D;
-                        for (int64_t d = 0; d < D; d++) to[d] = made[i * E + d] * inverse[i];
+                        for (int64_t d = 0; d < D; d++) to[d] = made[i * E + d] * inverse;
                     }
                 }
         }
     }
 }
 
-// dq, dk, dv: contiguous, as q, k and v
+// dq, dk, dv: contiguous, as q, k and v; dk and dv are zeros, to be added to
 extern "C" void attention_backward(const Problem* problem, const float* dout, const Strides* ds, const float* q,
                                    const Strides* qs, const float* k, const Strides* ks, const float* v,
-                                   const Strides* vs, const float* out, const float* pivots, const float* inverses,
-                                   float* dq, float* dk, float* dv) {
+                                   const Strides* vs, const float* pivots, const float* inverses, float* dq, float* dk,
+                                   float* dv) {
     const Problem& p = *problem;
     const Layout layout(p);
     const int64_t E = layout.E, D = p.head_dim, G = p.num_heads / p.num_kv_heads, T = p.num_queries;
@@ -261,9 +269,8 @@ extern "C" void attention_backward(const Problem* problem, const float* dout, co
     {
         Buffer keys = buffer(all_keys), keys_t = buffer(all_keys), values_t = buffer(all_keys);
         Buffer dkeys = buffer(all_keys), dvalues = buffer(all_keys);
-        Buffer query = buffer(R * E), made = buffer(R * E), dquery = buffer(R * E), dmade = buffer(R * E);
-        Buffer P = buffer(R * R), dS = buffer(R * R);
-        memset(dS.get(), 0, R * R * 4);  // what nobody computes is multiplied by 0
+        Buffer query = buffer(R * E), dquery = buffer(R * E), dmade = buffer(R * E);
+        Buffer weights = buffer(layout.blocks * R * R), dweights = buffer(layout.blocks * R * R);
 #pragma omp for schedule(dynamic)
         for (int64_t item = 0; item < p.batch * p.num_kv_heads; item++) {
             const int64_t b = item / p.num_kv_heads, kv = item % p.num_kv_heads;
@@ -271,49 +278,55 @@ extern "C" void attention_backward(const Problem* problem, const float* dout, co
             layout.transpose_all(keys.get(), values_t.get());
             layout.pack_all(k + b * ks->batch + kv * ks->head, ks->token, keys.get());
             layout.transpose_all(keys.get(), keys_t.get());
-            memset(dkeys.get(), 0, all_keys * 4);
-            memset(dvalues.get(), 0, all_keys * 4);
-            for (int64_t h = kv * G; h < (kv + 1) * G; h++)
+            for (int64_t h = kv * G; h < (kv + 1) * G; h++) {
+                memset(dkeys.get(), 0, all_keys * 4);
+                memset(dvalues.get(), 0, all_keys * 4);
                 for (int64_t first = 0; first < T; first += R) {
                     const auto range = layout.range(first);
                     layout.pack(q + b * qs->batch + h * qs->head, qs->token, first, T, query.get());
                     layout.pack(dout + b * ds->batch + h * ds->head, ds->token, first, T, dmade.get());
-                    layout.pack(out + (b * T * p.num_heads + h) * D, p.num_heads * D, first, T, made.get());
                     memset(dquery.get(), 0, R * E * 4);
-                    float delta[R], pivot[R], inverse[R];
-                    for (int i = 0; i < R; i++) {
-                        const int64_t row = (h * p.batch + b) * T + first + i;
-                        pivot[i] = first + i < T ? pivots[row] : INFINITY;
-                        inverse[i] = first + i < T ? inverses[row] : 0;
-                        delta[i] = 0;
-                        for (int64_t e = 0; e < E; e++) delta[i] += dmade[i * E + e] * made[i * E + e];
-                    }
-                    for (int64_t block = range.begin; block < range.end; block++) {
+                    vec delta[R] = {};
+                    float *P = weights.get(), *dP = dweights.get();
+                    for (int64_t block = range.begin; block < range.end; block++, P += R * R, dP += R * R) {
                         const Sight sight(p, first, block);
-                        scores(sight.of_queries, E, query.get(), keys_t.get() + block * R * E, P.get());
-                        scores(sight.of_queries, E, dmade.get(), values_t.get() + block * R * E, dS.get());
-                        for (int i = 0; i < R; i++) {
-                            mask(sight, i, &P[i * R]);
+                        scores(sight.of_queries, E, query.get(), keys_t.get() + block * R * E, P);
+                        scores(sight.of_queries, E, dmade.get(), values_t.get() + block * R * E, dP);
+                        for (int i = 0; i < R && first + i < T; i++) {
+                            const int64_t row = (h * p.batch + b) * T + first + i;
+                            mask(sight, i, P + i * R, -INFINITY);
+                            mask(sight, i, dP + i * R, 0);
                             for (int j = i * R; j < (i + 1) * R; j += W) {
-                                const vec e = exp_below_0((load(&P[j]) - pivot[i]) * p.scale) * inverse[i];
-                                store(&P[j], e);
-                                store(&dS[j], e * (load(&dS[j]) - delta[i]));
+                                const vec e = exp_below_0((load(P + j) - pivots[row]) * p.scale) * inverses[row];
+                                store(P + j, e);
+                                delta[i] += e * load(dP + j);
                             }
                         }
-                        add_transposed_product(sight.of_keys, E, P.get(), dmade.get(), dvalues.get() + block * R * E);
-                        add_transposed_product(sight.of_keys, E, dS.get(), query.get(), dkeys.get() + block * R * E);
-                        add_product(sight.of_queries, E, dS.get(), keys.get() + block * R * E, dquery.get());
+                    }
+                    P = weights.get(), dP = dweights.get();
+                    for (int64_t block = range.begin; block < range.end; block++, P += R * R, dP += R * R) {
+                        const Sight sight(p, first, block);
+                        float* dS = dP;
+                        for (int i = 0; i < R; i++) {
+                            const vec total = all(sum(delta[i]));
+                            for (int j = i * R; j < (i + 1) * R; j += W)
+                                store(dS + j, load(P + j) * (load(dP + j) - total));
+                        }
+                        add_transposed_product(sight.of_keys, E, P, dmade.get(), dvalues.get() + block * R * E);
+                        add_transposed_product(sight.of_keys, E, dS, query.get(), dkeys.get() + block * R * E);
+                        add_product(sight.of_queries, E, dS, keys.get() + block * R * E, dquery.get());
                     }
                     for (int i = 0; i < R && first + i < T; i++) {
                         float* to = dq + ((b * T + first + i) * p.num_heads + h) * D;
                         for (int64_t d = 0; d < D; d++) to[d] = dquery[i * E + d] * p.scale;
                     }
                 }
-            for (int64_t t = 0; t < p.num_keys; t++) {
-                const int64_t to = ((b * p.num_keys + t) * p.num_kv_heads + kv) * D;
-                for (int64_t d = 0; d < D; d++) {
-                    dk[to + d] = dkeys[t * E + d] * p.scale;
-                    dv[to + d] = dvalues[t * E + d];
+                for (int64_t t = 0; t < p.num_keys; t++) {  // head by head: one sum over all heads rounds more
+                    const int64_t to = ((b * p.num_keys + t) * p.num_kv_heads + kv) * D;
+                    for (int64_t d = 0; d < D; d++) {
+                        dk[to + d] += dkeys[t * E + d] * p.scale;
+                        dv[to + d] += dvalues[t * E + d];
+                    }
                 }
             }
         }

@@ -2,7 +2,8 @@
 #include "simd.h"
 
 // x: (rows, cols), `stride` floats from row to row. top: the greatest of a row; total: the sum of exp(x - top).
-extern "C" void softmax_rows(float* x, int64_t rows, int64_t cols, int64_t stride, float* top, float* total, int threads) {
+extern "C" void softmax_rows(float* x, int64_t rows, int64_t cols, int64_t stride, float* top, float* total,
+                             int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t row = 0; row < rows; row++) {
         float* y = x + row * stride;

@@ -9,6 +9,7 @@ import pytest
 
 from fasttrain.commands.doctor import main
 from fasttrain.doctor import speed
+from fasttrain_kernels import native
 from fasttrain_kernels.testing import tour
 
 
@@ -46,8 +47,20 @@ def test_json_and_quick(tmp_path, capsys):
     assert "matmul float32" not in findings
     assert findings["device"]["value"] == "cpu (parallel.device is auto)"
     assert findings["precision"]["value"].startswith("fp32")
-    assert findings["attention"]["value"] == "blocked"
+    assert findings["attention"]["value"] == "native"
     assert set(findings["processor"]) == {"section", "name", "value", "level", "remedy", "figure", "unit"}
+
+
+def test_attention_without_a_compiler(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(native, "missing", lambda: "there is no C++ compiler (g++)")
+    code, findings, _ = answer(capsys, "--out", str(tmp_path), "--quick")
+    assert code == 0
+    assert findings["attention"]["value"] == "blocked (native: there is no C++ compiler (g++); sdpa: cu_seqlens)"
+    assert findings["attention"]["level"] == "missing"
+    assert findings["attention"]["remedy"].startswith("apt-get install g++")
+    _, findings, _ = answer(capsys, "--out", str(tmp_path), "--quick", "--parallel.precision", "bf16")
+    assert findings["attention"]["value"].startswith("blocked (native: dtype torch.bfloat16: it takes float32")
+    assert findings["attention"]["level"] == "ok"  # a compiler would not help
 
 
 def test_a_wrong_op_and_one_that_fails(tmp_path, capsys, monkeypatch):

@@ -3,26 +3,37 @@
 import pytest
 import torch
 
+from fasttrain_kernels import _registration
 from fasttrain_kernels.attention import attention, attention_reference
-from fasttrain_kernels.attention.op import _attention, _attention_backward
 
+DOCUMENTS = torch.tensor([0, 4, 4, 14], dtype=torch.int32)
 OPTIONS = {
-    "causal": (None, True, None, None, 0.25),
-    "documents, window, softcap": (torch.tensor([0, 4, 4, 14], dtype=torch.int32), False, 5, 3.0, 0.25),
+    "causal": ("attention", None, True, None, None, 0.25),
+    "documents, window, softcap": ("attention", DOCUMENTS, False, 5, 3.0, 0.25),
+    "native, causal": ("attention_native", None, True, None, None, 0.25),
+    "native, documents, window": ("attention_native", DOCUMENTS, False, 5, None, 0.25),
 }
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_opcheck(options, make):
+    name, *rest = options
+    op, backward_op = (
+        getattr(getattr(torch.ops.fasttrain, each), f"v{_registration._VERSION}") for each in (name, f"{name}_backward")
+    )
     q, k, v = make(batch=2, queries=7, heads=4, kv_heads=2).values()
-    torch.library.opcheck(_attention, (q, k, v, *options))
-    out, statistics = _attention(q, k, v, *options)
+    torch.library.opcheck(op, (q, k, v, *rest))
+    out, statistics = op(q, k, v, *rest)
     tensors = tuple(x.detach() for x in (torch.ones_like(out), q, k, v, out, statistics))
     for need in [(True, True, True), (True, False, False)]:
-        torch.library.opcheck(_attention_backward, (*tensors, *options, *need))
+        torch.library.opcheck(backward_op, (*tensors, *rest, *need))
 
 
-@pytest.mark.parametrize("options", [{}, dict(window=4)], ids=["sdpa", "op"])
+@pytest.mark.parametrize(
+    "options",
+    [dict(backend="sdpa"), dict(window=4, backend="blocked"), dict(backend="native"), dict(window=4)],
+    ids=["sdpa", "op", "native", "auto"],
+)
 def test_compiles_whole_and_once_for_all_lengths(options, make):
     torch.compiler.reset()
     compiled = torch.compile(attention, fullgraph=True, dynamic=True, backend="aot_eager")
@@ -31,7 +42,7 @@ def test_compiles_whole_and_once_for_all_lengths(options, make):
             inputs = make(batch=2, queries=length)
             out = compiled(**inputs, **options)
             actual = torch.autograd.grad(out.square().sum(), list(inputs.values()))
-            reference = attention_reference(**inputs, **options)
+            reference = attention_reference(**inputs, window=options.get("window"))
             expected = torch.autograd.grad(reference.square().sum(), list(inputs.values()))
             torch.testing.assert_close((out, *actual), (reference, *expected), atol=1e-5, rtol=1e-4)
 
@@ -50,10 +61,11 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(lambda q, k, v: attention(q, k, v, window=3, softcap=2.0), inputs)
 
 
-def test_double_backward_raises(make):
+@pytest.mark.parametrize(("backend", "name"), [("blocked", "attention"), ("native", "attention_native")])
+def test_double_backward_raises(backend, name, make):
     inputs = make(queries=8)
-    (dq,) = torch.autograd.grad(attention(**inputs, window=4).sum(), inputs["q"], create_graph=True)
-    with pytest.raises(NotImplementedError, match="attention_backward: the gradient of this op is not implemented"):
+    (dq,) = torch.autograd.grad(attention(**inputs, backend=backend).sum(), inputs["q"], create_graph=True)
+    with pytest.raises(NotImplementedError, match=f"^{name}_backward: the gradient of this op is not implemented"):
         dq.sum().backward()
 
 

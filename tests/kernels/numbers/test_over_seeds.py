@@ -30,6 +30,14 @@ def test_cpu_forms_are_as_accurate_as_eager(case, dtype):
     assert_accurate_over_seeds(op, **case.arguments(dtype))
 
 
+NATIVE = {name: case for name, case in ATTENTION.items() if "softcap" not in name and "one query" not in name}
+
+
+@pytest.mark.parametrize("case", NATIVE.values(), ids=NATIVE)
+def test_native_form_is_as_accurate_as_eager(case):
+    assert_accurate_over_seeds(partial(attention, backend="native"), **case.arguments(torch.float32))
+
+
 SUMS = ATTENTION | {name: CASES[name] for name in ("rms_norm (3, 1000)", "linear_cross_entropy, all options")}
 
 
