@@ -1,6 +1,6 @@
 """A plan of a run on this CPU, or the run itself, each in a process of its own: python -m bench.planned plan|run ARGS.
 
-Prints peak bytes of the process and tokens per second of CPU time, as JSON.
+Prints peak bytes of the process and tokens per second of CPU time, as JSON; after a run, also what a plan says now.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ def run(arguments: list[str]) -> dict[str, float]:
     with patch.object(fasttrain.train, "run_step", timed), contextlib.redirect_stdout(sys.stderr):
         assert fasttrain.train.main(arguments) == 0
     tokens = settings.batch.sequences * settings.data.sequence
-    return {"bytes": peak[0], "rate": tokens / statistics.median(seconds[WARM_UP:])}
+    return {
+        "bytes": peak[0],
+        "rate": tokens / statistics.median(seconds[WARM_UP:]),
+        "planned": plan(arguments)["rate"],
+    }
 
 
 if __name__ == "__main__":

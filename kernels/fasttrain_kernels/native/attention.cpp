@@ -129,6 +129,11 @@ struct Layout {
                         for (int64_t i = i0; i < i0 + 8; i++) to[e * R + i] = rows[i * E + e];
     }
 
+    Buffer for_keys() const { return buffer(blocks * R * E); }
+    Buffer for_weights() const { return buffer(blocks * R * R); }
+    Buffer for_block() const { return buffer(R * E); }
+    void clear(float* keys) const { memset(keys, 0, blocks * R * E * 4); }
+
     // Blocks of keys [begin, end) that one of the queries [first, first + R) sees
     struct Range {
         int64_t begin, end;
@@ -192,6 +197,141 @@ inline void mask(const Sight& sight, int i, float* row, float with) {
     std::fill(row + sight.hi[i], row + R, with);
 }
 
+// What a thread needs, for one key head after the other
+struct Forward {
+    const Layout& layout;
+    Buffer keys, values, weights, query, made;  // keys as (E, R)
+
+    explicit Forward(const Layout& layout)
+        : layout(layout), keys(layout.for_keys()), values(layout.for_keys()), weights(layout.for_weights()),
+          query(layout.for_block()), made(layout.for_block()) {}
+
+    void take(const float* k, int64_t k_token, const float* v, int64_t v_token) {
+        layout.pack_all(k, k_token, values.get());
+        layout.transpose_all(values.get(), keys.get());
+        layout.pack_all(v, v_token, values.get());
+    }
+
+    // Queries [first, first + R) of a head
+    void block(int64_t first, const float* q, int64_t q_token, float* out, float* pivots, float* inverses) {
+        const Problem& p = layout.p;
+        const int64_t E = layout.E, D = p.head_dim, T = p.num_queries;
+        const auto range = layout.range(first);
+        float most[R];
+        vec total[R] = {};
+        std::fill(most, most + R, -INFINITY);
+        layout.pack(q, q_token, first, T, query.get());
+        float* S = weights.get();
+        for (int64_t block = range.begin; block < range.end; block++, S += R * R) {
+            const Sight sight(p, first, block);
+            scores(sight.of_queries, E, query.get(), keys.get() + block * R * E, S);
+            for (int i = 0; i < R; i++) {
+                mask(sight, i, S + i * R, -INFINITY);
+                vec top = all(most[i]);
+                for (int j = 0; j < R; j += W) top = at_least(load(S + i * R + j), top);
+                most[i] = greatest(top);
+            }
+        }
+        for (int i = 0; i < R && first + i < T; i++)
+            if (p.lo[first + i] >= p.hi[first + i]) most[i] = INFINITY;  // sees nothing: exponentials are 0
+        memset(made.get(), 0, R * E * 4);
+        float* P = weights.get();
+        for (int64_t block = range.begin; block < range.end; block++, P += R * R) {
+            for (int i = 0; i < R; i++)
+                for (int j = i * R; j < (i + 1) * R; j += W) {
+                    const vec e = exp_below_0((load(P + j) - most[i]) * p.scale);
+                    total[i] += e;
+                    store(P + j, e);
+                }
+            const Sight sight(p, first, block);
+            add_product(sight.of_queries, E, P, values.get() + block * R * E, made.get());
+        }
+        for (int i = 0; i < R && first + i < T; i++) {
+            const float all_of_it = sum(total[i]), inverse = 1 / (all_of_it == 0 ? 1 : all_of_it);
+            pivots[first + i] = most[i];
+            inverses[first + i] = inverse;
+            float* to = out + (first + i) * p.num_heads * D;
+            for (int64_t d = 0; d < D; d++) to[d] = made[i * E + d] * inverse;
+        }
+    }
+};
+
+struct Backward {
+    const Layout& layout;
+    Buffer keys, keys_t, values_t, dkeys, dvalues, weights, dweights, query, dquery, dmade;  // _t: as (E, R)
+
+    explicit Backward(const Layout& layout)
+        : layout(layout), keys(layout.for_keys()), keys_t(layout.for_keys()), values_t(layout.for_keys()),
+          dkeys(layout.for_keys()), dvalues(layout.for_keys()), weights(layout.for_weights()),
+          dweights(layout.for_weights()), query(layout.for_block()), dquery(layout.for_block()),
+          dmade(layout.for_block()) {}
+
+    void take(const float* k, int64_t k_token, const float* v, int64_t v_token) {
+        layout.pack_all(v, v_token, keys.get());
+        layout.transpose_all(keys.get(), values_t.get());
+        layout.pack_all(k, k_token, keys.get());
+        layout.transpose_all(keys.get(), keys_t.get());
+    }
+
+    void begin_head() {
+        layout.clear(dkeys.get());
+        layout.clear(dvalues.get());
+    }
+
+    // Queries [first, first + R) of a head: dq, and what they add to the gradients of keys and values
+    void block(int64_t first, const float* q, int64_t q_token, const float* dout, int64_t dout_token,
+               const float* pivots, const float* inverses, float* dq) {
+        const Problem& p = layout.p;
+        const int64_t E = layout.E, D = p.head_dim, T = p.num_queries;
+        const auto range = layout.range(first);
+        layout.pack(q, q_token, first, T, query.get());
+        layout.pack(dout, dout_token, first, T, dmade.get());
+        memset(dquery.get(), 0, R * E * 4);
+        vec delta[R] = {};
+        float *P = weights.get(), *dP = dweights.get();
+        for (int64_t block = range.begin; block < range.end; block++, P += R * R, dP += R * R) {
+            const Sight sight(p, first, block);
+            scores(sight.of_queries, E, query.get(), keys_t.get() + block * R * E, P);
+            scores(sight.of_queries, E, dmade.get(), values_t.get() + block * R * E, dP);
+            for (int i = 0; i < R && first + i < T; i++) {
+                mask(sight, i, P + i * R, -INFINITY);
+                mask(sight, i, dP + i * R, 0);
+                for (int j = i * R; j < (i + 1) * R; j += W) {
+                    const vec e = exp_below_0((load(P + j) - pivots[first + i]) * p.scale) * inverses[first + i];
+                    store(P + j, e);
+                    delta[i] += e * load(dP + j);
+                }
+            }
+        }
+        P = weights.get(), dP = dweights.get();
+        for (int64_t block = range.begin; block < range.end; block++, P += R * R, dP += R * R) {
+            const Sight sight(p, first, block);
+            float* dS = dP;
+            for (int i = 0; i < R; i++) {
+                const vec total = all(sum(delta[i]));
+                for (int j = i * R; j < (i + 1) * R; j += W) store(dS + j, load(P + j) * (load(dP + j) - total));
+            }
+            add_transposed_product(sight.of_keys, E, P, dmade.get(), dvalues.get() + block * R * E);
+            add_transposed_product(sight.of_keys, E, dS, query.get(), dkeys.get() + block * R * E);
+            add_product(sight.of_queries, E, dS, keys.get() + block * R * E, dquery.get());
+        }
+        for (int i = 0; i < R && first + i < T; i++) {
+            float* to = dq + (first + i) * p.num_heads * D;
+            for (int64_t d = 0; d < D; d++) to[d] = dquery[i * E + d] * p.scale;
+        }
+    }
+
+    // Head by head: one sum over all heads of a group rounds more
+    void end_head(float* dk, float* dv) const {
+        const int64_t D = layout.p.head_dim, token = layout.p.num_kv_heads * D;
+        for (int64_t t = 0; t < layout.p.num_keys; t++)
+            for (int64_t d = 0; d < D; d++) {
+                dk[t * token + d] += dkeys[t * layout.E + d] * layout.p.scale;
+                dv[t * token + d] += dvalues[t * layout.E + d];
+            }
+    }
+};
+
 }  // namespace
 
 // out: (batch, num_queries, num_heads, head_dim), and pivot and 1 / sum: (num_heads, batch * num_queries)
@@ -200,58 +340,20 @@ extern "C" void attention_forward(const Problem* problem, const float* q, const 
                                   float* inverses) {
     const Problem& p = *problem;
     const Layout layout(p);
-    const int64_t E = layout.E, D = p.head_dim, G = p.num_heads / p.num_kv_heads, T = p.num_queries;
+    const int64_t D = p.head_dim, G = p.num_heads / p.num_kv_heads, T = p.num_queries;
 #pragma omp parallel num_threads(p.threads) if (p.threads > 1)
     {
-        Buffer values = buffer(layout.blocks * R * E), keys = buffer(layout.blocks * R * E);
-        Buffer weights = buffer(layout.blocks * R * R), query = buffer(R * E), made = buffer(R * E);
+        Forward forward(layout);
 #pragma omp for schedule(dynamic)
         for (int64_t item = 0; item < p.batch * p.num_kv_heads; item++) {
             const int64_t b = item / p.num_kv_heads, kv = item % p.num_kv_heads;
-            layout.pack_all(k + b * ks->batch + kv * ks->head, ks->token, values.get());
-            layout.transpose_all(values.get(), keys.get());
-            layout.pack_all(v + b * vs->batch + kv * vs->head, vs->token, values.get());
-            for (int64_t h = kv * G; h < (kv + 1) * G; h++)
-                for (int64_t first = 0; first < T; first += R) {
-                    const auto range = layout.range(first);
-                    float most[R];
-                    vec total[R] = {};
-                    std::fill(most, most + R, -INFINITY);
-                    layout.pack(q + b * qs->batch + h * qs->head, qs->token, first, T, query.get());
-                    float* S = weights.get();
-                    for (int64_t block = range.begin; block < range.end; block++, S += R * R) {
-                        const Sight sight(p, first, block);
-                        scores(sight.of_queries, E, query.get(), keys.get() + block * R * E, S);
-                        for (int i = 0; i < R; i++) {
-                            mask(sight, i, S + i * R, -INFINITY);
-                            vec top = all(most[i]);
-                            for (int j = 0; j < R; j += W) top = at_least(load(S + i * R + j), top);
-                            most[i] = greatest(top);
-                        }
-                    }
-                    for (int i = 0; i < R && first + i < T; i++)
-                        if (p.lo[first + i] >= p.hi[first + i]) most[i] = INFINITY;  // sees nothing: exponentials are 0
-                    memset(made.get(), 0, R * E * 4);
-                    S = weights.get();
-                    for (int64_t block = range.begin; block < range.end; block++, S += R * R) {
-                        for (int i = 0; i < R; i++)
-                            for (int j = 0; j < R; j += W) {
-                                const vec e = exp_below_0((load(S + i * R + j) - most[i]) * p.scale);
-                                total[i] += e;
-                                store(S + i * R + j, e);
-                            }
-                        const Sight sight(p, first, block);
-                        add_product(sight.of_queries, E, S, values.get() + block * R * E, made.get());
-                    }
-                    for (int i = 0; i < R && first + i < T; i++) {
-                        const int64_t row = (h * p.batch + b) * T + first + i;
-                        const float all_of_it = sum(total[i]), inverse = 1 / (all_of_it == 0 ? 1 : all_of_it);
-                        pivots[row] = most[i];
-                        inverses[row] = inverse;
-                        float* to = out + ((b * T + first + i) * p.num_heads + h) * D;
-                        for (int64_t d = 0; d < D; d++) to[d] = made[i * E + d] * inverse;
-                    }
-                }
+            forward.take(k + b * ks->batch + kv * ks->head, ks->token, v + b * vs->batch + kv * vs->head, vs->token);
+            for (int64_t h = kv * G; h < (kv + 1) * G; h++) {
+                const int64_t rows = (h * p.batch + b) * T;
+                for (int64_t first = 0; first < T; first += R)
+                    forward.block(first, q + b * qs->batch + h * qs->head, qs->token,
+                                  out + (b * T * p.num_heads + h) * D, pivots + rows, inverses + rows);
+            }
         }
     }
 }
@@ -263,71 +365,23 @@ extern "C" void attention_backward(const Problem* problem, const float* dout, co
                                    float* dv) {
     const Problem& p = *problem;
     const Layout layout(p);
-    const int64_t E = layout.E, D = p.head_dim, G = p.num_heads / p.num_kv_heads, T = p.num_queries;
-    const int64_t all_keys = layout.blocks * R * E;
+    const int64_t D = p.head_dim, G = p.num_heads / p.num_kv_heads, T = p.num_queries;
 #pragma omp parallel num_threads(p.threads) if (p.threads > 1)
     {
-        Buffer keys = buffer(all_keys), keys_t = buffer(all_keys), values_t = buffer(all_keys);
-        Buffer dkeys = buffer(all_keys), dvalues = buffer(all_keys);
-        Buffer query = buffer(R * E), dquery = buffer(R * E), dmade = buffer(R * E);
-        Buffer weights = buffer(layout.blocks * R * R), dweights = buffer(layout.blocks * R * R);
+        Backward backward(layout);
 #pragma omp for schedule(dynamic)
         for (int64_t item = 0; item < p.batch * p.num_kv_heads; item++) {
             const int64_t b = item / p.num_kv_heads, kv = item % p.num_kv_heads;
-            layout.pack_all(v + b * vs->batch + kv * vs->head, vs->token, keys.get());
-            layout.transpose_all(keys.get(), values_t.get());
-            layout.pack_all(k + b * ks->batch + kv * ks->head, ks->token, keys.get());
-            layout.transpose_all(keys.get(), keys_t.get());
+            const int64_t keys = (b * p.num_keys * p.num_kv_heads + kv) * D;
+            backward.take(k + b * ks->batch + kv * ks->head, ks->token, v + b * vs->batch + kv * vs->head, vs->token);
             for (int64_t h = kv * G; h < (kv + 1) * G; h++) {
-                memset(dkeys.get(), 0, all_keys * 4);
-                memset(dvalues.get(), 0, all_keys * 4);
-                for (int64_t first = 0; first < T; first += R) {
-                    const auto range = layout.range(first);
-                    layout.pack(q + b * qs->batch + h * qs->head, qs->token, first, T, query.get());
-                    layout.pack(dout + b * ds->batch + h * ds->head, ds->token, first, T, dmade.get());
-                    memset(dquery.get(), 0, R * E * 4);
-                    vec delta[R] = {};
-                    float *P = weights.get(), *dP = dweights.get();
-                    for (int64_t block = range.begin; block < range.end; block++, P += R * R, dP += R * R) {
-                        const Sight sight(p, first, block);
-                        scores(sight.of_queries, E, query.get(), keys_t.get() + block * R * E, P);
-                        scores(sight.of_queries, E, dmade.get(), values_t.get() + block * R * E, dP);
-                        for (int i = 0; i < R && first + i < T; i++) {
-                            const int64_t row = (h * p.batch + b) * T + first + i;
-                            mask(sight, i, P + i * R, -INFINITY);
-                            mask(sight, i, dP + i * R, 0);
-                            for (int j = i * R; j < (i + 1) * R; j += W) {
-                                const vec e = exp_below_0((load(P + j) - pivots[row]) * p.scale) * inverses[row];
-                                store(P + j, e);
-                                delta[i] += e * load(dP + j);
-                            }
-                        }
-                    }
-                    P = weights.get(), dP = dweights.get();
-                    for (int64_t block = range.begin; block < range.end; block++, P += R * R, dP += R * R) {
-                        const Sight sight(p, first, block);
-                        float* dS = dP;
-                        for (int i = 0; i < R; i++) {
-                            const vec total = all(sum(delta[i]));
-                            for (int j = i * R; j < (i + 1) * R; j += W)
-                                store(dS + j, load(P + j) * (load(dP + j) - total));
-                        }
-                        add_transposed_product(sight.of_keys, E, P, dmade.get(), dvalues.get() + block * R * E);
-                        add_transposed_product(sight.of_keys, E, dS, query.get(), dkeys.get() + block * R * E);
-                        add_product(sight.of_queries, E, dS, keys.get() + block * R * E, dquery.get());
-                    }
-                    for (int i = 0; i < R && first + i < T; i++) {
-                        float* to = dq + ((b * T + first + i) * p.num_heads + h) * D;
-                        for (int64_t d = 0; d < D; d++) to[d] = dquery[i * E + d] * p.scale;
-                    }
-                }
-                for (int64_t t = 0; t < p.num_keys; t++) {  // head by head: one sum over all heads rounds more
-                    const int64_t to = ((b * p.num_keys + t) * p.num_kv_heads + kv) * D;
-                    for (int64_t d = 0; d < D; d++) {
-                        dk[to + d] += dkeys[t * E + d] * p.scale;
-                        dv[to + d] += dvalues[t * E + d];
-                    }
-                }
+                const int64_t rows = (h * p.batch + b) * T;
+                backward.begin_head();
+                for (int64_t first = 0; first < T; first += R)
+                    backward.block(first, q + b * qs->batch + h * qs->head, qs->token,
+                                   dout + b * ds->batch + h * ds->head, ds->token, pivots + rows, inverses + rows,
+                                   dq + (b * T * p.num_heads + h) * D);
+                backward.end_head(dk + keys, dv + keys);
             }
         }
     }
