@@ -1,4 +1,4 @@
-"""The output head and its loss, forward and backward on CPU, against plain PyTorch and PyTorch's own chunked op.
+"""The output head and its loss, forward and backward on CPU, against plain PyTorch.
 
 Contenders run in turn within one process (time) or each in a process of its own (memory), so that only ratios of the
 same run are compared. Time is CPU time of one thread, which a busy machine disturbs least: several threads spin while
@@ -31,11 +31,7 @@ def plain(hidden, weight, target):
     return F.cross_entropy(hidden @ weight.t(), target)
 
 
-def torch_chunked(hidden, weight, target):
-    return F.linear_cross_entropy(hidden, weight, target, options=torch.nn.LinearCrossEntropyOptions())
-
-
-CONTENDERS = {"plain": plain, "fasttrain": linear_cross_entropy, "torch_chunked": torch_chunked}
+CONTENDERS = {"plain": plain, "fasttrain": linear_cross_entropy}  # others are in bench/kernels
 
 
 def problem(tokens=TOKENS):
@@ -57,10 +53,8 @@ def test_linear_cross_entropy_takes_no_longer_than_plain(report, one_thread):
     inputs = problem(TIMED_TOKENS)
     taken = {name: [] for name in CONTENDERS}
     losses, gradients = {}, {}
-    for turn in range(ROUNDS):
+    for _ in range(ROUNDS):
         for name, contender in CONTENDERS.items():
-            if name == "torch_chunked" and turn:
-                continue  # for information: once is enough
             start = time.process_time()
             losses[name] = step(contender, inputs).detach()
             taken[name].append(time.process_time() - start)
@@ -78,7 +72,7 @@ def test_linear_cross_entropy_takes_no_longer_than_plain(report, one_thread):
 
 
 def test_linear_cross_entropy_needs_an_eighth_of_the_memory(report):
-    extra = {name: _peak_in_a_new_process(name) for name in ("plain", "fasttrain")}
+    extra = {name: _peak_in_a_new_process(name) for name in CONTENDERS}
     report(
         f"linear_cross_entropy_memory: {TOKENS} tokens, hidden {HIDDEN}, vocabulary {VOCABULARY}, float32, CPU",
         {n: {"peak": memory(b), "of plain": _gated(n, b / extra["plain"], MEMORY_LIMIT)} for n, b in extra.items()},

@@ -24,13 +24,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+import torch
 import torch.distributed as dist
 
 LOST = 5  # the exit code: another rank died, or does not answer
 GREATEST_RESERVE = 10.0  # seconds
 _CALL = "roll call"
 _COLLECTIVES = str(Path(dist.__file__).parent)
-_THREADS = threading.__file__  # where one waits for another thread
+_FOR_A_THREAD = (threading.__file__, torch.autograd.graph.__file__)  # where one waits for another thread
 
 
 class LostRanks(Exception):
@@ -138,7 +139,7 @@ def _where_it_hangs() -> str:
     """The line of the main thread; empty if it waits for other ranks, by itself or through another thread."""
     frames = sys._current_frames()
     main = frames.pop(threading.main_thread().ident)  # type: ignore[arg-type]
-    if _waits(main) or (main.f_code.co_filename == _THREADS and any(map(_waits, frames.values()))):
+    if _waits(main) or (main.f_code.co_filename in _FOR_A_THREAD and any(map(_waits, frames.values()))):
         return ""
     return f"in {main.f_code.co_name} ({main.f_code.co_filename}:{main.f_lineno})"
 
