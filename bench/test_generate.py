@@ -21,6 +21,7 @@ from tests.fasttrain.generate.models import in_transformers
 MODEL = Model()  # of the recipe tiny
 VOCAB, SEQUENCE, PROMPT, ROUNDS = 4096, 256, 32, 3
 TOKENS = {1: 64, 8: 32}  # by the number of texts
+MARGIN = 0.3  # from run to run: without a cache, 8 texts took 7.6 to 9.6 times as long
 Texts = list[list[int]]
 
 
@@ -62,7 +63,7 @@ def test_tokens_per_second(texts: int, tokens: int, report: Callable[..., None],
         ratios = [theirs / ours for theirs, ours in zip(own, seconds["ours"], strict=True)]
         limit = {"transformers": 0.7, "without a cache": 3.0}.get(name)
         table[name] = {
-            "CPU time, of ours": ratio(statistics.median(ratios), at_least=limit) if limit else 1.0,
+            "CPU time, of ours": ratio(statistics.median(ratios), at_least=limit, margin=MARGIN) if limit else 1.0,
             "least": min(ratios),
             "most": max(ratios),
             "speed": rate(texts * tokens / statistics.median(own), "tokens/s"),
