@@ -89,7 +89,7 @@ def ticks_of(axis: Axis, low: float, high: float) -> list[float]:
         return [t for t in axis.ticks if low <= t <= high]
     if not axis.log:
         step = 10.0 ** math.floor(math.log10(high))
-        step *= next(f for f in (0.1, 0.2, 0.5, 1.0) if high / (f * step) <= 7)
+        step *= next(f for f in (0.1, 0.2, 0.5, 1.0, 2.0) if high / (f * step) <= 7)
         return [step * n for n in range(int(high / step) + 1)]
     decades = math.log10(high / low)
     every = max(1, round(decades / 5))

@@ -173,6 +173,13 @@ def test_the_stored_figures_make_a_page():
     Page(page(places(tracking.history(tracking.HISTORY)), targets()))
 
 
+@pytest.mark.parametrize("high", [0.3, 1.0, 6.9, 7.1, 9.99, 10.0, 3_456.0])
+def test_a_linear_axis_has_a_few_round_ticks(high):
+    ticks = ticks_of(Axis("", plain, log=False), 0, high)
+    assert 3 <= len(ticks) <= 8
+    assert high / 2 < ticks[-1] <= high
+
+
 def test_points_are_where_they_belong():
     axis = Axis("", plain)
     svg = chart("x", [Series("a", [(10, 10), (100, 100), (1000, 1000)], "red")], axis, axis)
