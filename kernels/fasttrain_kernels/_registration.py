@@ -117,8 +117,8 @@ def _refuse_gradient(name: str) -> Callable[..., Any]:
     # Torch's default for an op without a gradient is a warning and a wrong result.
     def backward(ctx: Any, *grads: Any) -> Any:
         raise NotImplementedError(
-            f"{name}: the gradient of this op is not implemented; for double backward use the plain form of its "
-            "function, whose name ends in _reference"
+            f"{name}: the gradient of this op is not implemented; for double backward use the plain "
+            f"{name.removesuffix('_backward').removesuffix('_native')}_reference"
         )
 
     return backward

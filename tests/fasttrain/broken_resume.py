@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
-from fasttrain import train
+from fasttrain import run, train
 
-restore = train.restore
+restore = run.restore
 
 
 def restore_badly(checkpoint: Any, model: nn.Module, optimizer: Any, *rest: Any, **options: Any) -> dict[str, Any]:
@@ -17,5 +17,5 @@ def restore_badly(checkpoint: Any, model: nn.Module, optimizer: Any, *rest: Any,
 
 
 if __name__ == "__main__":
-    train.restore = restore_badly
+    run.restore = restore_badly
     sys.exit(train.main())
