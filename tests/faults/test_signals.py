@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import fasttrain.checkpoint.saver
+import fasttrain.run
 import fasttrain.train
 from fasttrain.checkpoint import list_checkpoints
 from fasttrain.metrics import read_metrics
@@ -51,7 +52,7 @@ def signalled(phase: str, number: int, marker: Path) -> None:
 
     train = fasttrain.train
     if phase == "while starting":
-        before(train, "training_data", get)
+        before(fasttrain.run, "training_data", get)
     elif phase == "before the first step":
         before(train, "_announce", get)
     elif phase == "in a step":
