@@ -93,7 +93,7 @@ def _peak_flops(_: contenders.Step) -> float:
 
 
 _PARTS = {  # by what the name of an event, or else of the nearest event around it, contains
-    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm"),
+    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "fasttrain::product"),
     "attention": ("scaled_dot_product", "fasttrain::attention"),
     "cross-entropy": ("linear_cross_entropy",),
     "fused elementwise": ("CompiledFxGraph",),

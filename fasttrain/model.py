@@ -29,9 +29,11 @@ from fasttrain import config
 from fasttrain.data import IGNORED
 from fasttrain.size import Parameters, flops_per_token, num_parameters
 from fasttrain_kernels import (
+    Linear,
     TokenStats,
     add_rms_norm,
     attention,
+    linear,
     linear_cross_entropy,
     linear_cross_entropy_stats,
     qk_norm_rope,
@@ -72,13 +74,13 @@ class Block(nn.Module):
         self.eps = model.norm_eps
         self.dropout = model.dropout
         self.attention_dropout = model.attention_dropout
-        self.qkv = nn.Linear(C, sum(self.heads) * D, bias=False)
+        self.qkv = Linear(C, sum(self.heads) * D, bias=False)
         self.q_norm = nn.Parameter(torch.empty(D)) if model.qk_norm else None
         self.k_norm = nn.Parameter(torch.empty(D)) if model.qk_norm else None
-        self.attention_out = nn.Linear(model.heads * D, C, bias=False)
+        self.attention_out = Linear(model.heads * D, C, bias=False)
         self.ffn_norm = nn.Parameter(torch.empty(C))
-        self.gate_up = nn.Linear(C, 2 * model.ffn, bias=False)
-        self.down = nn.Linear(model.ffn, C, bias=False)
+        self.gate_up = Linear(C, 2 * model.ffn, bias=False)
+        self.down = Linear(model.ffn, C, bias=False)
         self.next_norm = nn.Parameter(torch.empty(C))  # of what the next block, or the head, reads
         # Rows of the matrices that a packed one consists of: Muon treats each by itself.
         self.muon_splits = {"qkv.weight": [n * D for n in self.heads], "gate_up.weight": [model.ffn, model.ffn]}
@@ -146,7 +148,7 @@ class Head(nn.Module):
         return linear_cross_entropy_stats(normed, self._weight(tied), targets, ignore_index=IGNORED)
 
     def logits(self, normed: Tensor, tied: Tensor | None) -> Tensor:  # (B, T, V)
-        return F.linear(normed, self._weight(tied))
+        return linear(normed, self._weight(tied))
 
     def _weight(self, tied: Tensor | None) -> Tensor:  # (V, C)
         weight = tied if self.weight is None else self.weight

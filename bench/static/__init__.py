@@ -3,6 +3,7 @@
 python -m bench.static --target sm_90
 
 cases         ops, shapes and physical limits, and our own calls; liger, cut: the same ops of others
+cache         bytes that pass the last cache of a card
 counts        bytes and operations at full size, exactly, from small interpreted runs
 survey        one row for each launch: counts, and the facts of the binary that is compiled for a target
 prediction    time, as a band; gpus: what it is computed from

@@ -21,7 +21,8 @@ from bench.static.survey import PASSES, Row
 
 _EPILOGUE = """\
 columns:
-  issued, unique   MB that the lanes ask for, and distinct ones; x: times the physical limit of the pass
+  issued, memory   MB that the lanes ask for, and those that pass the last cache; x: times the limit of the pass
+  unique           distinct MB of each launch: what would pass a cache without end
   GFLOP, M special operations; special: exp, log, rsqrt
   regs, spill      registers per lane, bytes spilled per lane        smem   KiB of shared memory
   occ, limit       resident warps of those that fit, and what keeps it from more
@@ -113,7 +114,7 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
     for name in ("provider", "pass", "launch"):
         table.add_column(name, overflow="fold")
-    for name in ("issued", "x", "unique", "x", "GFLOP", "M special", "regs", "spill", "smem", "occ"):
+    for name in ("issued", "x", "memory", "x", "unique", "x", "GFLOP", "M special", "regs", "spill", "smem", "occ"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("limit", "bits", "mma"):
         table.add_column(name, no_wrap=True)
@@ -135,6 +136,7 @@ def _cells(row: Row) -> list[str]:
         row.direction,
         row.launch.removeprefix("_") + (f" x{row.launches}" if row.launches > 1 else ""),
         *_bytes(row.bytes_issued, row.bytes_limit),
+        *_bytes(row.bytes_memory, row.bytes_limit),
         *_bytes(row.bytes_unique, row.bytes_limit),
         f"{row.flops / 1e9:.4g}",
         f"{row.special / 1e6:.4g}",
@@ -152,9 +154,9 @@ def _cells(row: Row) -> list[str]:
 def _sums(rows: Sequence[Row]) -> list[str]:
     limit = rows[0].bytes_limit
     times = [sum(row.predicted_us[i] for row in rows) for i in range(3)]
-    issued, unique = (rules.total(rows, figure) for figure in ("bytes_issued", "bytes_unique"))
+    moved = [cell for figure in rules.BYTES for cell in _bytes(rules.total(rows, figure), limit)]
     flops, special = (rules.total(rows, figure) for figure in ("flops", "special"))
-    figures = [*_bytes(issued, limit), *_bytes(unique, limit), f"{flops / 1e9:.4g}", f"{special / 1e6:.4g}"]
+    figures = [*moved, f"{flops / 1e9:.4g}", f"{special / 1e6:.4g}"]
     return [*figures, *[""] * 7, _time(times)]
 
 

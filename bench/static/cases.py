@@ -8,9 +8,9 @@ M rows (tokens), N features, V vocabulary, H heads, D head dimension, P programs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from bench.static.cache import Tiling
 from bench.static.torch_ops import note_product
 from fasttrain_kernels.attention import attention
 from fasttrain_kernels.linear_cross_entropy import linear_cross_entropy, ops, sweep
@@ -59,6 +60,7 @@ class Case:
     small_run: Callable[[Sizes], Backward | None] | None = None
     small: Sequence[Sizes] = ()
     terms: Terms | None = None
+    tilings: Mapping[str, Callable[[Sizes], Tiling]] = field(default_factory=dict)  # of kernels that are products
 
 
 def ceil_div(n: int, d: int) -> int:
@@ -164,7 +166,7 @@ ADD_RMS = [_norm("add_rms_norm", 8192, 4096, 4, 4)]
 SWIGLU = [_swiglu(8192, 12288), _swiglu(8192, 3072)]
 QK = [_qk(8192, 16, 8), _qk(8192, 32, 8)]  # Qwen3-0.6B, Qwen3-8B
 ATTENTION = [_attention(4096, 32, 8, 128)]
-ROWS = [_cross_entropy(2816, 151936)]  # the chunk of linear_cross_entropy for 8,192 tokens
+ROWS = [_cross_entropy(4096, 151936)]  # the chunk of linear_cross_entropy for 8,192 tokens
 LINEAR = [_linear_cross_entropy(8192, 4096, 151936)]  # Qwen3-8B
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from bench.static.cache import Tiling
 from fasttrain_kernels.testing import Launch, Traffic
 
 
@@ -24,6 +25,7 @@ class Counts:
     flops: int = 0  # on the matrix units
     elementwise: int = 0
     special: int = 0
+    tilings: tuple[Tiling, ...] = ()  # of a product: how it may go through its operands, if that is known
 
     @property
     def issued(self) -> int:

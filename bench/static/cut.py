@@ -3,6 +3,9 @@
 Its kernels hold the logits in registers and never write them; the matrix products are in the kernels. Its gradient
 filter skips blocks by their values, which no static analysis knows: it is off, so that these are figures of the whole
 work. B tokens, V vocabulary, D features.
+
+Both large kernels take eight blocks of tokens, go with them through all of the vocabulary, and take the next eight: the
+weight, and in backward its gradient, comes from memory anew for every eight blocks.
 """
 
 from __future__ import annotations
@@ -11,7 +14,10 @@ import torch
 from cut_cross_entropy.cce_backward import cce_backward_kernel
 from cut_cross_entropy.cce_lse_forward import cce_lse_forward_kernel
 from cut_cross_entropy.indexed_dot import indexed_neg_dot_forward_kernel
+from cut_cross_entropy.tl_autotune import _cce_backward_best_config, _cce_forward_best_config
+from triton import Config
 
+from bench.static.cache import Operand, Tiling
 from bench.static.cases import LINEAR, Backward, Case, Sizes, fresh, targets
 
 
@@ -26,4 +32,24 @@ def _run(s: Sizes) -> Backward:
     )
 
 
-CUT = [Case("cut-cross-entropy", shape, _run, locks=True) for shape in LINEAR]
+_GROUP = 8  # GROUP_B, in the source of both kernels
+_E, _C = Operand("E", 0, 2), Operand("C", 1, 2)
+_DE, _DC = Operand("dE", 0, 2, added_to=True), Operand("dC", 1, 2, added_to=True)
+
+
+def _forward(s: Sizes) -> Tiling:
+    return Tiling(s["M"], s["V"], s["D"], _tile(_cce_forward_best_config()), ((_E, _C),), _GROUP)
+
+
+def _backward(s: Sizes) -> Tiling:
+    """Logits again, then their gradient times C into dE, then times E into dC."""
+    loops = ((_E, _C), (_C, _DE), (_E, _DC))
+    return Tiling(s["M"], s["V"], s["D"], _tile(_cce_backward_best_config()), loops, _GROUP)
+
+
+def _tile(config: Config) -> tuple[int, int]:
+    return config.kwargs["BLOCK_B"], config.kwargs["BLOCK_V"]
+
+
+_TILINGS = {"_cce_lse_forward_kernel": _forward, "_cce_backward_kernel": _backward}
+CUT = [Case("cut-cross-entropy", shape, _run, locks=True, tilings=_TILINGS) for shape in LINEAR]

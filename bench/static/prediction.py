@@ -1,7 +1,6 @@
 """How long a launch might take: a roofline with shares that comparable kernels reach. Predicted, never measured.
 
-    bytes    unique bytes, and for kernels without tl.dot, whose programs share nothing of size, repeated reads whose
-             footprint does not stay in half of the last cache, / bandwidth
+    bytes    those that pass the last cache (cache.py) / bandwidth
     matrix   FLOPs of tl.dot / peak
     scalar   other FLOPs / fp32 peak, special functions / their rate
 
@@ -22,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bench.static.cache import memory_bytes
 from bench.static.counts import Counts
 from bench.static.gpus import Card
 from bench.static.torch_ops import BLAS
@@ -53,8 +53,7 @@ def predicted_us(
     resident: int,  # blocks on one multiprocessor
 ) -> list[float]:  # low, mid, high
     """Microseconds of a launch."""
-    concurrent = min(programs, resident * card.multiprocessors)
-    memory = memory_bytes(counts, card.cache, programs, concurrent) / card.gpu.bandwidth
+    memory = memory_bytes(counts, card, programs=programs, resident=resident) / card.gpu.bandwidth
     matrix = counts.flops / card.gpu.half
     blas = counts.kernel.startswith(BLAS)
     scalar = max(counts.elementwise / card.gpu.fp32, counts.special / card.special_rate)
@@ -62,13 +61,3 @@ def predicted_us(
         round(1e6 * max(memory / s.bandwidth, matrix / (s.blas if blas else s.matrix), scalar / s.scalar) + s.launch, 2)
         for s in BAND.values()
     ]
-
-
-def memory_bytes(counts: Counts, cache: int, programs: int, concurrent: int) -> float:
-    """Bytes between memory and the last cache: every distinct one, and those read again after they were evicted."""
-    total = 0.0
-    for traffic in counts.arguments.values():
-        footprint = min(traffic.unique, traffic.loaded / programs * concurrent)
-        evicted = footprint > cache / 2 and not counts.flops
-        total += traffic.moved if evicted else traffic.unique
-    return total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bench.static.rules import OURS, WHOLE, passes, total
+from bench.static.rules import BYTES, OURS, WHOLE, passes, total
 from bench.static.survey import PASSES, Row
 
 BYTES_TARGET = "sm_90"
@@ -17,16 +17,16 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def _bytes_table(rows: Sequence[Row]) -> Iterator[str]:
-    yield "| op | shape | pass | provider | issued | unique | GFLOP | predicted us |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| op | shape | pass | provider | issued | memory | unique | GFLOP | predicted us |"
+    yield "|---" * 9 + "|"
     here = passes(row for row in rows if row.target == BYTES_TARGET)
     for (op, shape, _, direction), providers in here.items():
         for provider, same in sorted(providers.items(), key=lambda item: (item[0] != OURS, item[0])):
             limit = _limit(op, same)
-            issued, unique = (total(same, figure) / limit for figure in ("bytes_issued", "bytes_unique"))
+            moved = " | ".join(f"{total(same, figure) / limit:.3f}" for figure in BYTES)
             times = " ".join(f"{sum(row.predicted_us[i] for row in same):,.0f}" for i in range(3))
             flops = f"{total(same, 'flops') / 1e9:,.3g}"
-            yield f"| {op} | {shape} | {direction} | {provider} | {issued:.3f} | {unique:.3f} | {flops} | {times} |"
+            yield f"| {op} | {shape} | {direction} | {provider} | {moved} | {flops} | {times} |"
 
 
 def _limit(op: str, rows: Sequence[Row]) -> int:

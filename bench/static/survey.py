@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
+from bench.static.cache import memory_bytes
 from bench.static.cases import Case, Sizes
 from bench.static.counts import Counts, extrapolate, flat, unflat
 from bench.static.gpus import CARDS
@@ -37,6 +38,7 @@ class Row:
     launch: str
     launches: int
     bytes_issued: int
+    bytes_memory: int
     bytes_unique: int
     bytes_limit: int  # of the whole pass
     flops: int
@@ -81,6 +83,7 @@ def survey(case: Case, target: str) -> list[Row]:
 
 def _row(case: Case, direction: str, target: str, counts: Counts, facts: Facts | None, *, programs: int) -> Row:
     held = facts.occupancy if facts else None
+    launched = dict(programs=programs, resident=held.blocks if held else 1)
     return Row(
         op=case.shape.op,
         direction=direction,
@@ -91,6 +94,7 @@ def _row(case: Case, direction: str, target: str, counts: Counts, facts: Facts |
         launch=counts.kernel,
         launches=1,
         bytes_issued=counts.issued,
+        bytes_memory=memory_bytes(counts, CARDS[target], **launched),
         bytes_unique=counts.unique,
         bytes_limit=case.shape.limits[direction],
         flops=counts.flops + counts.elementwise,
@@ -103,14 +107,14 @@ def _row(case: Case, direction: str, target: str, counts: Counts, facts: Facts |
         limiter=held.limiter if held else None,
         width_bits=width(facts) if facts else None,
         matrix=dict(sorted(facts.matrix.items())) if facts else {},
-        predicted_us=predicted_us(counts, CARDS[target], programs=programs, resident=held.blocks if held else 1),
+        predicted_us=predicted_us(counts, CARDS[target], **launched),
     )
 
 
 def _sum(row: Row, other: Row) -> Row:
     """Two launches of a kernel as one row; of two binaries, what the worse one needs."""
     both = (row, other)
-    added = ("launches", "bytes_issued", "bytes_unique", "flops", "special")
+    added = ("launches", "bytes_issued", "bytes_memory", "bytes_unique", "flops", "special")
     figures: dict[str, Any] = {name: sum(getattr(r, name) for r in both) for name in added}
     figures["predicted_us"] = [round(sum(times), 2) for times in zip(*(r.predicted_us for r in both), strict=True)]
     if row.registers is not None:
@@ -199,4 +203,6 @@ def _counts(case: Case, direction: str, number: int, sizes: Sizes, programs: int
         same = launched[0 if case.small_run else number]  # a case with a small run of its own repeats one kernel
         points.append(terms(small, math.prod((same if case.small_run else launched[0]).grid), direction))
         values.append(flat(same))
-    return unflat(same.kernel, list(same.arguments), extrapolate(points, values, terms(sizes, programs, direction)))
+    counts = unflat(same.kernel, list(same.arguments), extrapolate(points, values, terms(sizes, programs, direction)))
+    tiling = case.tilings.get(same.kernel)
+    return replace(counts, tilings=(tiling(sizes),)) if tiling else counts

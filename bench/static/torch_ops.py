@@ -1,24 +1,29 @@
 """What torch does between the launches of an op: a sum, a cast, a fill, a matrix product by BLAS.
 
-Such an operation reads its inputs and writes its outputs, once each. That is exact for the first kinds, and the least
-that a matrix product can move.
+Such an operation reads its inputs and writes its outputs, once each. That is exact for the first kinds. How BLAS
+multiplies is not known: here by tiles of 128 x 256, each of which reads its rows and columns, and which come by rows or
+by columns, one or eight of these together, in the order that moves the fewest bytes past the cache.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from bench.static.cache import Operand, Tiling
 from bench.static.counts import Counts
 from fasttrain_kernels.testing import Traffic
 
 BLAS = "BLAS"
 _PRODUCTS = ("mm", "addmm")
+_TILE = (128, 256)
+_GROUPS = (1, 8)
 _NOTHING = ("empty", "empty_like", "new_empty", "empty_strided", "detach", "_local_scalar_dense")
 _FILLS = ("zeros", "ones", "full", "arange", "new_zeros", "new_full", "zeros_like", "full_like", "zero_", "fill_")
 _active: list[TorchOps] = []
@@ -66,6 +71,7 @@ def _counts(name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any)
     if name in _NOTHING:
         return Counts(name)
     written = _tensors(kwargs.pop("out", None)) or _tensors(result)
+    args = args[1:] if name == "copy_" else args  # it does not read what it overwrites
     inputs = [] if name in _FILLS else _tensors([*args, *kwargs.values()])
     return (
         _product(inputs[-2:] + inputs[:-2], written)
@@ -80,7 +86,12 @@ def _tensors(values: Any) -> list[Tensor]:
 
 def _product(read: list[Tensor], written: list[Tensor]) -> Counts:
     (M, K), N = read[0].shape, read[1].shape[1]
-    return _traffic(f"{BLAS} {M}x{K} @ {K}x{N}", read, written, flops=2 * math.prod((M, N, K)))
+    counts = _traffic(f"{BLAS} {M}x{K} @ {K}x{N}", read, written, flops=2 * math.prod((M, N, K)))
+    for name, tiles in (("in0", -(-N // _TILE[1])), ("in1", -(-M // _TILE[0]))):
+        counts.arguments[name] = replace(counts.arguments[name], loaded=tiles * counts.arguments[name].loaded)
+    loop = tuple(Operand(f"in{side}", side, read[side].itemsize) for side in (0, 1))
+    orders = [(group, by_columns) for group in _GROUPS for by_columns in (False, True)]
+    return replace(counts, tilings=tuple(Tiling(M, N, K, _TILE, (loop,), *order) for order in orders))
 
 
 def _traffic(name: str, read: Sequence[Tensor], written: Sequence[Tensor], flops: int = 0) -> Counts:

@@ -25,7 +25,15 @@ from fasttrain.plan.memory import memory
 from fasttrain.plan.outlook import Place, Plan, precision_of
 from fasttrain.plan.speed import Speed
 from fasttrain.size import flops_per_token, num_parameters
-from fasttrain_kernels import add_rms_norm, attention, linear_cross_entropy, qk_norm_rope, rotary_table, swiglu
+from fasttrain_kernels import (
+    add_rms_norm,
+    attention,
+    linear,
+    linear_cross_entropy,
+    qk_norm_rope,
+    rotary_table,
+    swiglu,
+)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BAND = 0.2  # of the speed: what bench/test_plan.py allows
@@ -125,8 +133,8 @@ def _matrices(model: config.Model) -> list[tuple[int, int]]:
 
 def _product(seconds: _Timer, M: int, K: int, N: int, dtype: torch.dtype, *, again: bool) -> float:
     x, weight, dout = torch.randn(M, K, dtype=dtype), torch.randn(N, K, dtype=dtype), torch.randn(M, N, dtype=dtype)
-    forward = seconds(lambda: x @ weight.t())
-    return (2 if again else 1) * forward + seconds(lambda: (dout @ weight, dout.t() @ x))
+    forward = seconds(lambda: linear(x, weight))
+    return (2 if again else 1) * forward + seconds(lambda: (linear(dout, weight.t()), linear(dout.t(), x.t())))
 
 
 def _peak(seconds: _Timer, model: config.Model, M: int, dtype: torch.dtype) -> float:

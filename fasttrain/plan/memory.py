@@ -40,7 +40,7 @@ FRAGMENTATION = 0.04
 CPU_PROCESS = 85 * 2**20
 CPU_HEAP = 0.27
 # Chunks of logits: as fasttrain_kernels.linear_cross_entropy takes them
-_CHUNK = {"cuda": (4096, 1 << 30), "cpu": (384, 80 << 20)}
+_CHUNK = {"cuda": (4096, 5 << 28), "cpu": (384, 80 << 20)}
 _CHUNK_MULTIPLE = 128
 
 

@@ -10,6 +10,7 @@ from fasttrain_kernels.attention import (
     explain_attention_backend,
 )
 from fasttrain_kernels.huggingface import use_kernels
+from fasttrain_kernels.linear import linear
 from fasttrain_kernels.linear_cross_entropy import (
     TokenStats,
     linear_cross_entropy,
@@ -17,12 +18,13 @@ from fasttrain_kernels.linear_cross_entropy import (
     linear_cross_entropy_stats,
     linear_cross_entropy_stats_reference,
 )
-from fasttrain_kernels.modules import LinearCrossEntropyLoss, RMSNorm, SwiGLU
+from fasttrain_kernels.modules import Linear, LinearCrossEntropyLoss, RMSNorm, SwiGLU
 from fasttrain_kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_reference, rotary_table
 from fasttrain_kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from fasttrain_kernels.swiglu import swiglu, swiglu_reference
 
 __all__ = [
+    "Linear",
     "LinearCrossEntropyLoss",
     "RMSNorm",
     "SwiGLU",
@@ -33,6 +35,7 @@ __all__ = [
     "attention_backend",
     "attention_reference",
     "explain_attention_backend",
+    "linear",
     "linear_cross_entropy",
     "linear_cross_entropy_reference",
     "linear_cross_entropy_stats",

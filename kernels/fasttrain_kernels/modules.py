@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from fasttrain_kernels.linear import linear
 from fasttrain_kernels.linear_cross_entropy import linear_cross_entropy
 from fasttrain_kernels.rms_norm import rms_norm
 from fasttrain_kernels.swiglu import swiglu
@@ -27,6 +28,14 @@ class RMSNorm(nn.RMSNorm):
         return rms_norm(flat, weight, eps=eps).reshape(x.shape)
 
 
+class Linear(nn.Linear):
+    """torch.nn.Linear, constructor and state dict included, on linear."""
+
+    def forward(self, x: Tensor) -> Tensor:  # (..., in_features) -> (..., out_features)
+        out = linear(x, self.weight)
+        return out if self.bias is None else out + self.bias
+
+
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) * up(x)), with gate and up as one packed projection."""
 
@@ -40,8 +49,8 @@ class SwiGLU(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(in_features, 2 * hidden_features, bias=bias, device=device, dtype=dtype)
-        self.down = nn.Linear(hidden_features, in_features, bias=bias, device=device, dtype=dtype)
+        self.gate_up = Linear(in_features, 2 * hidden_features, bias=bias, device=device, dtype=dtype)
+        self.down = Linear(hidden_features, in_features, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in_features) -> (..., in_features)
         return self.down(swiglu(self.gate_up(x)))

@@ -128,6 +128,7 @@ def test_closed_forms_count_what_is_there(name, monkeypatch):
     assert count.blocks == sum(p.numel() for p in made.blocks.parameters())
     assert count.non_embedding == count.blocks + model.hidden
     monkeypatch.setattr(native, "missing", lambda: "torch counts its own ops only")
+    monkeypatch.setattr(native, "has_faster_products", lambda: False)
     tokens, _ = batch(B=1)
     with FlopCounterMode(display=False) as counted, sdpa_kernel(SDPBackend.MATH):
         made.logits(tokens).sum().backward()
@@ -239,7 +240,8 @@ def test_blocks_compile_to_one_graph_for_all_steps(documents):
 
 
 @pytest.mark.parametrize("kernels", [False, True])
-def test_a_compiler_sees_torch_operations_on_cpus_but_for_attention_and_our_ops_on_gpus(kernels):
+def test_a_compiler_sees_torch_operations_on_cpus_but_for_the_costly_ones_and_our_ops_on_gpus(kernels, monkeypatch):
+    monkeypatch.setattr(native, "has_faster_products", lambda: True)
     ops = set()
 
     class Seen(Exception):
@@ -255,7 +257,8 @@ def test_a_compiler_sees_torch_operations_on_cpus_but_for_attention_and_our_ops_
     block = torch.compile(model.blocks[0], backend=backend, fullgraph=True)
     with kernels_on_cpu() if kernels else torch.enable_grad(), pytest.raises(Exception, match="Seen"):
         block(x, x, model.cos, model.sin)
-    assert ops == ({"qk_norm_rope", "attention", "add_rms_norm", "swiglu_packed"} if kernels else {"attention_native"})
+    on_gpus = {"qk_norm_rope", "attention", "add_rms_norm", "swiglu_packed"}
+    assert ops == (on_gpus if kernels else {"attention_native", "product"})
 
 
 @pytest.mark.parametrize("option", ["dropout", "attention_dropout"])

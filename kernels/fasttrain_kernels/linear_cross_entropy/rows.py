@@ -12,10 +12,10 @@ from torch import Tensor
 from fasttrain_kernels import native
 from fasttrain_kernels._registration import warps
 
-# Two passes want few wide programs per multiprocessor, so that the second one finds its rows in L2: two programs of
-# 16 warps hold 26 MB of an H100's 50 MB at V = 50,304, six of 8 warps would hold 80 MB. One pass has no such wish, and
-# softcap and statistics would spill with 16 warps (sm_80 to sm_100).
-_BLOCK_TWO_PASSES = 8192
+# Two passes want few wide programs per multiprocessor, so that the second one finds its rows in L2: one program of 32
+# warps holds 13 MB of an H100's 50 MB at V = 50,304 and 40 MB at 151,936, two of 16 would hold twice as much. One pass
+# has no such wish, and softcap and statistics would spill with 16 warps (sm_80 to sm_100).
+_BLOCK_TWO_PASSES = 16384
 _BLOCK = 4096
 _VALUES_PER_LANE = 16  # two 128-bit accesses in bf16
 

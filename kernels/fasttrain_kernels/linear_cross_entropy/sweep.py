@@ -9,12 +9,14 @@ import torch
 import triton
 from torch import Tensor
 
+from fasttrain_kernels.linear import multiply
 from fasttrain_kernels.linear_cross_entropy.rows import Options, rows_torch, rows_triton
 
 # Rows of a chunk. A chunk re-reads and re-writes dweight, so it must be long enough for its matmuls to outweigh that:
-# on an H100 about 1,200 rows, whatever H and V are. In bf16 the byte budget only binds for V beyond 131,072.
+# on an H100 about 1,200 rows, whatever H and V are. In bf16 the byte budget only binds for V beyond 163,840: Qwen3's
+# 151,936 has chunks of full length.
 _TRITON_ROWS = 4096
-_TRITON_BYTES = 1 << 30
+_TRITON_BYTES = 5 << 28
 # A CPU breaks even far earlier: 256 rows take 3% more time than 512, 384 rows 2%, with so much less memory.
 _CPU_ROWS = 384
 _CPU_BYTES = 80 << 20
@@ -114,8 +116,8 @@ def _in_units_of_the_largest(coef: Tensor) -> tuple[Tensor, Tensor]:
 def _matmul(a: Tensor, b: Tensor, *, out: Tensor, accumulate: bool = False) -> None:
     """out = a @ b or out += a @ b, summed and delivered in out's dtype, which may be wider than that of a and b."""
     if a.dtype == out.dtype:
-        torch.addmm(out, a, b, out=out) if accumulate else torch.mm(a, b, out=out)
-    elif a.is_cuda and torch.version.hip is None:  # tensor cores take 16-bit operands and deliver their float32 sums
+        multiply(a, b, out, accumulate=accumulate)
+    elif a.is_cuda:  # matrix units take 16-bit operands and deliver their float32 sums
         if not accumulate:
             torch.mm(a, b, out_dtype=out.dtype, out=out)
             return
@@ -123,8 +125,6 @@ def _matmul(a: Tensor, b: Tensor, *, out: Tensor, accumulate: bool = False) -> N
             torch.addmm(out, a, b, out_dtype=out.dtype, out=out)
         except RuntimeError:  # some releases want the accumulator in a.dtype, and refuse before they compute
             out.add_(torch.mm(a, b, out_dtype=out.dtype))
-    elif a.is_cuda and a.dtype == torch.bfloat16:  # ROCm's BLAS delivers bf16: chunks are rounded, their sum is not
-        out.add_(a @ b) if accumulate else out.copy_(a @ b)
     else:
         _matmul(a.to(out.dtype), b.to(out.dtype), out=out, accumulate=accumulate)
 

@@ -1,4 +1,4 @@
-"""C++ for CPUs, where torch's own ops leave much of the processor's speed unused: attention, and softmax of rows.
+"""C++ for CPUs, where torch's own ops leave some of the processor's speed unused: products, attention, softmax of rows.
 
 Compiled by the machine's g++ or clang++ (or by CXX) for its own processor when first needed, in a few seconds, and kept
 in the user's cache: ~/.cache/fasttrain, or $XDG_CACHE_HOME/fasttrain. Without a compiler, ops take their form in torch
@@ -22,9 +22,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-_SOURCES = [Path(__file__).with_name(name) for name in ("simd.h", "attention.cpp", "softmax.cpp")]
+_SOURCES = [
+    Path(__file__).with_name(name) for name in ("simd.h", "tile.h", "product.cpp", "attention.cpp", "softmax.cpp")
+]
 # contract: fused multiply and add, which compilers other than GCC do not assume
 _OPTIONS = ["-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-Wno-psabi"]
+
+
+class Matrix(ctypes.Structure):
+    """As in product.cpp."""
+
+    _fields_ = [("x", ctypes.c_void_p), ("row", ctypes.c_int64), ("column", ctypes.c_int64)]
 
 
 class Strides(ctypes.Structure):
@@ -53,8 +61,27 @@ def missing() -> str:
     return _missing()
 
 
+def has_faster_products() -> bool:
+    """Whether `product` is faster than torch's BLAS: measured against MKL on AMD's processors with AVX2 (docs/log.md).
+
+    A rule, not a race at the start of a run: a run that is continued has to choose as before.
+    """
+    return _has_faster_products()
+
+
 # All that torch.compiler.assume_constant_result does, but the decorator imports torch._dynamo, which takes seconds.
 missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
+has_faster_products._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def product(a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool) -> None:  # (M, K), (K, N), (M, N), all float32
+    """out = a @ b, or out += a @ b. A row of out lies side by side; it overlaps neither a nor b."""
+    (M, K), N = a.shape, b.shape[1]
+    sizes = (ctypes.c_int64(size) for size in (M, N, K))
+    operands = (ctypes.byref(Matrix(x.data_ptr(), *x.stride())) for x in (a, b))
+    _library().product(
+        *sizes, *operands, _pointer(out), ctypes.c_int64(out.stride(0)), accumulate, torch.get_num_threads()
+    )
 
 
 def attention_forward(
@@ -111,6 +138,14 @@ def _missing() -> str:
 
 
 @functools.cache
+def _has_faster_products() -> bool:
+    known = {key.strip(): value.split() for key, _, value in (line.partition(":") for line in _cpuinfo())}
+    flags = known.get("flags", [])
+    measured = known.get("vendor_id") == ["AuthenticAMD"] and {"avx2", "fma"} <= set(flags) and "avx512f" not in flags
+    return measured and not missing()
+
+
+@functools.cache
 def _library() -> ctypes.CDLL:
     compiler = _compiler()
     known = [*_OPTIONS, *compiler, os.stat(compiler[0]).st_mtime_ns, _processor(), *(f.read_text() for f in _SOURCES)]
@@ -149,8 +184,13 @@ def _compiler() -> list[str]:
 
 def _processor() -> str:
     """What -march=native depends on: a cache may be shared by several machines."""
+    flags = (line for line in _cpuinfo() if line.startswith(("flags", "Features")))
+    return next(flags, platform.machine() + platform.processor())
+
+
+def _cpuinfo() -> list[str]:
+    """What Linux says of the first processor."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line for line in lines if line.startswith(("flags", "Features")))
-    except (OSError, StopIteration):
-        return platform.machine() + platform.processor()
+        return Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return []

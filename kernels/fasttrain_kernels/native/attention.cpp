@@ -15,13 +15,10 @@
 // Letters as in attention/: T queries, H heads, G of them share a key head, D elements of a head, E of them with
 // padding.
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
 
-#include "simd.h"
+#include "tile.h"
 
-constexpr int R = 64;                     // queries, or keys, of a block
-constexpr int ROWS = 6, COLUMNS = 2 * W;  // of a tile of sums: twelve registers
+constexpr int R = 64;  // queries, or keys, of a block
 constexpr int TILES = (R + ROWS - 1) / ROWS;
 
 struct Strides {
@@ -41,26 +38,6 @@ namespace {
 struct Spans {
     int begin[TILES], end[TILES];
 };
-
-// C = A B or C += A B, over [begin, end): what is added is summed up first, which rounds less than one long sum
-template <int N, bool ADD>
-inline void tile(int begin, int end, const float* A, int64_t ar, int64_t ac, const float* B, int64_t ldb, float* C,
-                 int64_t ldc) {
-    vec c[N][2] = {};
-    for (int k = begin; k < end; k++) {
-        const vec b0 = load(B + k * ldb), b1 = load(B + k * ldb + W);
-        for (int i = 0; i < N; i++) {
-            const float a = A[i * ar + k * ac];
-            c[i][0] += a * b0;
-            c[i][1] += a * b1;
-        }
-    }
-    for (int i = 0; i < N; i++)
-        for (int j = 0; j < 2; j++) {
-            float* to = C + i * ldc + j * W;
-            store(to, ADD ? load(to) + c[i][j] : c[i][j]);
-        }
-}
 
 template <bool ADD>
 inline void row_of_tiles(int t, int n0, int n1, int begin, int end, const float* A, int64_t ar, int64_t ac,
@@ -88,13 +65,6 @@ void add_product(const Spans& seen, int E, const float* S, const float* B, float
 void add_transposed_product(const Spans& seeing, int E, const float* S, const float* B, float* C) {
     for (int t = 0; t < TILES; t++) row_of_tiles<true>(t, 0, E, seeing.begin[t], seeing.end[t], S, 1, R, B, E, C, E);
 }
-
-struct Free {
-    void operator()(float* p) const { free(p); }
-};
-typedef std::unique_ptr<float[], Free> Buffer;
-
-Buffer buffer(int64_t size) { return Buffer((float*)aligned_alloc(64, (size * 4 / 64 + 1) * 64)); }
 
 // What all heads have in common
 struct Layout {

@@ -3,8 +3,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
 
-#ifdef __AVX512F__
+#if defined __AVX512F__ || defined WIDE  // by tests, which a compiler then serves with two registers each
 constexpr int W = 16;
 #else
 constexpr int W = 8;
@@ -55,3 +58,24 @@ static inline vec exp_below_0(vec x) {
     p = p * r + 1.0f;
     return p * (vec)(((ivec)t - (ivec)shift + 127) << 23);
 }
+
+#ifdef __AVX__
+// Eight columns of up to eight rows, each column as eight floats, zeros where there is no row; `step` from one to the
+// next, which may be less than eight: the later one then overwrites the end of the earlier.
+static inline void transpose(const float* from, int64_t row, int rows, float* to, int64_t step) {
+    __m256 r[8], pairs[8], fours[8];
+    for (int i = 0; i < 8; i++) r[i] = i < rows ? _mm256_loadu_ps(from + i * row) : _mm256_setzero_ps();
+    for (int i = 0; i < 8; i += 2) {
+        pairs[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        pairs[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            fours[i + 2 * j] = _mm256_shuffle_ps(pairs[i + j], pairs[i + j + 2], 0x44);
+            fours[i + 2 * j + 1] = _mm256_shuffle_ps(pairs[i + j], pairs[i + j + 2], 0xee);
+        }
+    for (int i = 0; i < 4; i++) _mm256_storeu_ps(to + i * step, _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20));
+    for (int i = 0; i < 4; i++)
+        _mm256_storeu_ps(to + (i + 4) * step, _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31));
+}
+#endif

@@ -1,0 +1,158 @@
+"""Bytes between memory and the last cache of a GPU: what a perfect cache of that size would still move.
+
+Distinct bytes (`unique`) are those of a cache that holds all that a launch touches: gigabytes, in a large product. Here
+the cache has the card's size, is empty before each launch, and evicts what will be needed last (Belady's rule). Which
+rule a GPU follows is not documented; this one is kind to everybody. Programs start in the order of their numbers, as
+many at a time as the card holds, and advance in step: one fetch serves all that need a block at that time.
+
+    products    (Tiling) a cache of blocks: panels of both operands, in pieces along the dimension that is summed over
+    attention   distinct bytes: keys and values of the heads in flight fit every cache but the smallest
+    the rest    programs stream through parts of their own; if one reads its part again, what the parts of all programs
+                in flight have beyond the cache's size comes from memory again
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bench.static.gpus import Card
+from fasttrain_kernels.testing import Traffic
+
+if TYPE_CHECKING:
+    from bench.static.counts import Counts
+
+_PIECE = 1024  # elements of D: finer ones change the figures by less than 0.5 %, and take longer
+_PANELS = 1 << 20  # of an operand, at most
+_NEVER = 1 << 60
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A matrix of D columns, of whose rows a tile needs those of its own rows (side 0) or columns (side 1)."""
+
+    name: str
+    side: int
+    itemsize: int
+    added_to: bool = False  # read and written; otherwise only read
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A launch that computes a matrix (M, N) in tiles, one a program, each in loops over D."""
+
+    M: int
+    N: int
+    D: int
+    tile: tuple[int, int]
+    loops: tuple[tuple[Operand, ...], ...]  # what each loop goes through
+    group: int  # rows of tiles that are taken together, column by column, before the next rows
+    by_columns: bool = False  # the same with columns of tiles
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        return -(-self.M // self.tile[0]), -(-self.N // self.tile[1])
+
+    def order(self) -> list[tuple[int, int]]:
+        """The tile of each program, as (row, column)."""
+        outer, inner = reversed(self.blocks) if self.by_columns else self.blocks
+        order = [
+            (i, j)
+            for first in range(0, outer, self.group)
+            for j in range(inner)
+            for i in range(first, min(first + self.group, outer))
+        ]
+        return [(i, j) for j, i in order] if self.by_columns else order
+
+    def rows(self, side: int, panel: int) -> int:
+        """Rows of a panel: the last one may be short."""
+        return min(self.tile[side], (self.M, self.N)[side] - panel * self.tile[side])
+
+
+def memory_bytes(counts: Counts, card: Card, *, programs: int, resident: int) -> int:
+    """Of a launch; `resident` programs are on one multiprocessor at a time."""
+    concurrent = resident * card.multiprocessors
+    if counts.tilings:
+        tiled = {operand.name for loop in counts.tilings[0].loops for operand in loop}
+        rest = sum(traffic.unique for name, traffic in counts.arguments.items() if name not in tiled)
+        return rest + min(_tiled(tiling, concurrent, card.cache) for tiling in counts.tilings)
+    if counts.flops:
+        return counts.unique
+    share = min(concurrent / programs, 1.0)
+    return sum(_streamed(traffic, share, card.cache) for traffic in counts.arguments.values())
+
+
+def _streamed(traffic: Traffic, in_flight: float, size: int) -> int:
+    """Of an argument, `in_flight` of which the programs work on at a time."""
+    distinct = traffic.unique - min(traffic.stored, traffic.unique)  # read; what is written is written once
+    again, held = max(traffic.loaded - distinct, 0), distinct * in_flight
+    missed = max(1 - size / held, 0.0) if held else 0.0
+    return traffic.unique + round(again * missed)
+
+
+@cache
+def _tiled(tiling: Tiling, concurrent: int, size: int) -> int:
+    return through(accesses(tiling, concurrent), size)
+
+
+Access = tuple[int, int, bool]  # block, its bytes, whether it is written too
+
+
+def accesses(tiling: Tiling, concurrent: int) -> list[Access]:
+    """What a launch asks of the cache, in order; within a wave, what several programs need in the same step is once."""
+    order, pieces = tiling.order(), -(-tiling.D // _PIECE)
+    numbers = {name: i for i, name in enumerate(sorted({o.name for loop in tiling.loops for o in loop}))}
+    asked = []
+    for start in range(0, len(order), concurrent):
+        wave = order[start : start + concurrent]
+        panels = [sorted({tile[side] for tile in wave}) for side in (0, 1)]
+        asked += [
+            (
+                (numbers[operand.name] * _PANELS + panel) * pieces + piece,
+                tiling.rows(operand.side, panel) * min(_PIECE, tiling.D - piece * _PIECE) * operand.itemsize,
+                operand.added_to,
+            )
+            for loop in tiling.loops
+            for piece in range(pieces)
+            for operand in loop
+            for panel in panels[operand.side]
+        ]
+    return asked
+
+
+def through(asked: Sequence[Access], size: int) -> int:
+    """Bytes that a cache of a size reads from memory and writes to it, if it evicts what is needed last."""
+    following = _following([block for block, _, _ in asked])
+    held: dict[int, tuple[int, int, bool]] = {}  # block -> when it is needed again, bytes, written
+    latest: list[tuple[int, int]] = []  # a heap of (-when, block); entries of the past are skipped
+    used = moved = 0
+    for (block, length, written), again in zip(asked, following, strict=True):
+        if block in held:
+            written |= held[block][2]
+        else:
+            used += length
+            moved += length
+        held[block] = (again, length, written)
+        heapq.heappush(latest, (-again, block))
+        while used > size:
+            when, victim = heapq.heappop(latest)
+            if victim in held and held[victim][0] == -when:
+                _, length, dirty = held.pop(victim)
+                used -= length
+                moved += length * dirty
+    return moved + sum(length for _, length, dirty in held.values() if dirty)
+
+
+def _following(blocks: Sequence[int]) -> list[int]:
+    """For each access, the number of the next one to the same block."""
+    array = np.asarray(blocks)
+    by_block = np.argsort(array, kind="stable")
+    same = array[by_block[1:]] == array[by_block[:-1]]
+    following = np.full(len(array), _NEVER)
+    following[by_block[:-1][same]] = by_block[1:][same]
+    return following.tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,75 @@
+"""The product of a linear layer: x @ weight.T.
+
+torch's own, except in float32 on those CPUs where ours (native/product.cpp) is faster than its BLAS. There, moreover,
+a row of the result does not depend on how many others there are.
+
+M rows, K features, N outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.profiler import record_function
+
+from fasttrain_kernels import native
+from fasttrain_kernels._checks import autocast_dtype
+from fasttrain_kernels._registration import register, runs_triton
+
+# Of smaller products, torch's BLAS does not pack the operands, and is faster.
+_LEAST_SIDE = 96
+_LEAST_WORK = 1 << 25  # multiplications
+
+
+def multiply(a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool = False) -> None:  # (M, K), (K, N), (M, N)
+    """out = a @ b, or out += a @ b, all of one dtype; by the faster of the two ways."""
+    M, K, N = *a.shape, b.shape[1]
+    pays = min(M, N) >= _LEAST_SIDE and M * N * K >= _LEAST_WORK
+    if pays and out.stride(1) == 1 and _ours(a):
+        with record_function("fasttrain::product"):  # beside aten::mm in a profile, in whatever op it is
+            native.product(a, b, out, accumulate=accumulate)
+    else:
+        torch.addmm(out, a, b, out=out) if accumulate else torch.mm(a, b, out=out)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:  # (..., K), (N, K) -> (..., N)
+    """F.linear without a bias."""
+    if _ours(x) and _is_plain(x, weight):
+        return product(x.flatten(0, -2), weight.t()).unflatten(0, x.shape[:-1])
+    return F.linear(x, weight)
+
+
+def _is_plain(x: Tensor, weight: Tensor) -> bool:
+    """Nothing that torch does otherwise, or refuses."""
+    matching = x.dim() > 1 and weight.dim() == 2 and x.shape[-1] == weight.shape[1] and x.dtype == weight.dtype
+    sharded = type(weight).__name__ == "DTensor"  # by name: importing torch.distributed.tensor costs a second
+    return matching and not (sharded or runs_triton(x) or autocast_dtype(x))
+
+
+def _ours(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype == torch.float32 and native.has_faster_products()
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    out = a.new_empty(a.shape[0], b.shape[1])
+    multiply(a, b, out)
+    return out
+
+
+def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    a, b = ctx.saved_tensors
+    need_da, need_db = ctx.needs_input_grad
+    return product(dout, b.t()) if need_da else None, product(a.t(), dout) if need_db else None
+
+
+product = register(
+    "product(Tensor a, Tensor b) -> Tensor",
+    triton=torch.mm,
+    cpu=_product,
+    fake=lambda a, b: a.new_empty(a.shape[0], b.shape[1]),
+    backward=_backward,
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
