@@ -24,6 +24,7 @@ SIZES = {
     "add_rms_norm": dict(M=64, C=128),
     "qk_norm_rope": dict(M=64, T=32, H=4, K=2, D=32),
     "attention": dict(M=512, T=256, H=2, K=1, D=32),
+    "linear": dict(M=256, C=512, F=256),
     "linear_cross_entropy": dict(M=1024, C=32, V=4096),
     "swiglu": dict(M=64, F=128),
 }

@@ -1,8 +1,8 @@
 """The ops of the kernel benchmarks: inputs, the least bytes and FLOPs of each pass, sizes, and the eager form.
 
-M tokens, C hidden size, F width of the MLP, H query heads, K key heads, D head size, T sequence, V vocabulary.
-Bytes: every input read once, every output written once. FLOPs: of the matrix products, nothing recomputed; of ops
-without any, those that bench/static counts in our kernels.
+M tokens, C hidden size, F width of the MLP or of a projection, H query heads, K key heads, D head size, T sequence,
+V vocabulary. Bytes: every input read once, every output written once. FLOPs: of the matrix products, nothing
+recomputed; of ops without any, those that bench/static counts in our kernels.
 """
 
 from __future__ import annotations
@@ -74,6 +74,10 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (scores.softmax(-1) @ v).transpose(1, 2)
 
 
+def eager_linear(x: Tensor, weight: Tensor) -> Tensor:
+    return F.linear(x, weight)
+
+
 def eager_linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     logits = F.linear(hidden, weight)
     return F.cross_entropy(logits.float() if logits.dtype != torch.float64 else logits, target)
@@ -129,6 +133,12 @@ def _head_work(size: Size, itemsize: int) -> tuple[Work, Work]:
     return Work(hidden + weight, product), Work(2 * hidden + 2 * weight, 2 * product)
 
 
+def _projection_work(size: Size, itemsize: int) -> tuple[Work, Work]:
+    x, weight, out = (itemsize * size[a] * size[b] for a, b in ("MC", "FC", "MF"))
+    product = 2 * size["M"] * size["C"] * size["F"]
+    return Work(x + weight + out, product), Work(2 * x + 2 * weight + out, 2 * product)
+
+
 _ROWS = [dict(M=m, C=1024) for m in (1024, 4096)]
 _GPU_ROWS = [dict(M=8192, C=1024), dict(M=2048, C=4096), dict(M=8192, C=4096), dict(M=32768, C=4096)]
 _QWEN3_SMALL, _QWEN3_8B, _LLAMA_7B = dict(H=16, K=8, D=128), dict(H=32, K=8, D=128), dict(H=32, K=32, D=128)
@@ -159,6 +169,13 @@ OPS = {
             cpu=[dict(M=1024, T=t, H=6, K=6, D=64) for t in (256, 1024)],
             gpu=[dict(M=8192, T=t) | _QWEN3_8B for t in (1024, 2048, 4096)]
             + [dict(M=8192, T=2048) | heads for heads in (_QWEN3_SMALL, _LLAMA_7B)],
+        ),
+        Op(
+            name="linear", reference=eager_linear, eager=eager_linear,
+            inputs=lambda s, randn: dict(x=randn(s["M"], s["C"]), weight=randn(s["F"], s["C"])),
+            work=_projection_work, elements=lambda s: s["M"] * s["F"],
+            cpu=[dict(M=2048, C=384, F=2048), dict(M=2048, C=1024, F=384)],
+            gpu=[],  # torch's
         ),
         Op(
             name="linear_cross_entropy", reference=ft.linear_cross_entropy_reference, eager=eager_linear_cross_entropy,

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from bench.figures import exact, memory, rate, ratio, seconds
-from bench.kernels.contenders import BASELINE, OURS, OURS_COMPILED, contenders
+from bench.kernels.contenders import BASELINE, OURS, OURS_COMPILED, STREAMING, contenders
 from bench.kernels.limits import limits
 from bench.kernels.race import BOTH, FORWARD, SHORT, Case, Outcome, cases, race
 from bench.kernels.timing import Replay
@@ -27,7 +27,8 @@ CLOCK = Replay()
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Of eager's time on a CPU; linear_cross_entropy has its limit in a file of its own. Forward alone, of half a
 # millisecond, is as much the call of a compiled function as it is the kernel.
-MOST = {(OURS_COMPILED, BOTH): 1.0}
+MOST = {(op, OURS_COMPILED, BOTH): 1.0 for op in STREAMING}
+MOST["linear", OURS, BOTH] = 1.1  # it is torch's own product on some machines, and 3 to 6 % faster on others
 
 
 @cache
@@ -72,7 +73,7 @@ def publish(case: Case, passes: str, name: str, outcomes: dict[str, Outcome], be
         "time": seconds(median),
         "of eager": ratio(
             of_baseline,
-            at_most=MOST.get((name, passes)) if gates else None,
+            at_most=MOST.get((case.op, name, passes)) if gates else None,
             margin=MARGIN if ours else None,
         ),
         "rate": rate(amount / median, unit),

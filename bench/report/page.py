@@ -15,7 +15,10 @@ CONTENDERS = {
         (OURS, "fasttrain, compiled", BASELINE, "compiled", "torch", "Liger", "cut-cross-entropy", "other")
     )
 }
-OPS = ("rms_norm", "add_rms_norm", "qk_norm_rope", "swiglu", "attention", "linear_cross_entropy", "cross_entropy_rows")
+OPS = (
+    *("rms_norm", "add_rms_norm", "qk_norm_rope", "swiglu", "attention"),
+    *("linear_cross_entropy", "cross_entropy_rows", "linear"),
+)
 OP_COLOURS = dict(zip(OPS, COLOURS, strict=False))
 VARYING = ("M", "T", "V")
 

@@ -30,6 +30,7 @@ TINY = {
     "add_rms_norm": dict(M=8, C=64),
     "qk_norm_rope": dict(M=16, T=8, H=4, K=2, D=32),
     "attention": dict(M=32, T=16, H=4, K=2, D=16),
+    "linear": dict(M=300, C=500, F=230),
     "linear_cross_entropy": dict(M=16, C=32, V=48),
     "swiglu": dict(M=8, F=64),
 }
@@ -95,7 +96,8 @@ def test_who_cannot_take_part_says_why():
 def test_the_grid_has_every_op_at_several_sizes(device):
     grid = cases(device)
     for op in OPS:
-        assert len([case for case in grid if case.op == op]) >= 2
+        count = len([case for case in grid if case.op == op])
+        assert count >= 2 or (op == "linear" and device == "cuda" and count == 0)  # torch's there
     assert len({case.name for case in grid}) == len(grid)
     assert {case.dtype for case in grid} == ({torch.float32} if device == "cpu" else {torch.float32, torch.bfloat16})
 

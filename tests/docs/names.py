@@ -99,6 +99,10 @@ def compiled() -> Names:
     return dict(my_op=rms_norm)
 
 
+def linear_names() -> Names:
+    return dict(x=torch.randn(4, 384), weight=torch.randn(8, 384))
+
+
 def linear_cross_entropy() -> Names:
     hidden = torch.randn(6, 16, requires_grad=True)
     return dict(hidden=hidden, head=nn.Linear(16, 97, bias=False), target=torch.randint(97, (6,)))
@@ -148,6 +152,7 @@ NAMES: dict[str, Callable[[], Names]] = {
     "docs/kernels/add_rms_norm.md": add_rms_norm,
     "docs/kernels/attention.md": attention,
     "docs/kernels/compiled.md": compiled,
+    "docs/kernels/linear.md": linear_names,
     "docs/kernels/linear_cross_entropy.md": linear_cross_entropy,
     "docs/kernels/qk_norm_rope.md": qk_norm_rope,
     "docs/kernels/rms_norm.md": rms_norm_names,
