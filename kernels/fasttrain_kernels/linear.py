@@ -1,7 +1,7 @@
 """The product of a linear layer: x @ weight.T.
 
-torch's own, except in float32 on those CPUs where ours (native/product.cpp) is faster than its BLAS. There, moreover,
-a row of the result does not depend on how many others there are.
+torch's own, except in float32 on those CPUs where ours (native/product.cpp) is faster than its BLAS. Of ours, a row of
+the result does not depend on how many others there are.
 
 M rows, K features, N outputs.
 """
@@ -19,16 +19,14 @@ from fasttrain_kernels import native
 from fasttrain_kernels._checks import autocast_dtype
 from fasttrain_kernels._registration import register, runs_triton
 
-# Of smaller products, torch's BLAS does not pack the operands, and is faster.
+# torch's BLAS is faster at smaller products: it does not pack their operands.
 _LEAST_SIDE = 96
 _LEAST_WORK = 1 << 25  # multiplications
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool = False) -> None:  # (M, K), (K, N), (M, N)
     """out = a @ b, or out += a @ b, all of one dtype; by the faster of the two ways."""
-    M, K, N = *a.shape, b.shape[1]
-    pays = min(M, N) >= _LEAST_SIDE and M * N * K >= _LEAST_WORK
-    if pays and out.stride(1) == 1 and _ours(a):
+    if _is_ours(a, a.shape[0], a.shape[1], b.shape[1]) and out.stride(1) == 1:
         with record_function("fasttrain::product"):  # beside aten::mm in a profile, in whatever op it is
             native.product(a, b, out, accumulate=accumulate)
     else:
@@ -37,7 +35,7 @@ def multiply(a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool = False) -> 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:  # (..., K), (N, K) -> (..., N)
     """F.linear without a bias."""
-    if _ours(x) and _is_plain(x, weight):
+    if _is_plain(x, weight) and _is_ours(x, x.shape[:-1].numel(), weight.shape[1], weight.shape[0]):
         return product(x.flatten(0, -2), weight.t()).unflatten(0, x.shape[:-1])
     return F.linear(x, weight)
 
@@ -49,8 +47,9 @@ def _is_plain(x: Tensor, weight: Tensor) -> bool:
     return matching and not (sharded or runs_triton(x) or autocast_dtype(x))
 
 
-def _ours(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype == torch.float32 and native.has_faster_products()
+def _is_ours(x: Tensor, M: int, K: int, N: int) -> bool:
+    pays = min(M, N) >= _LEAST_SIDE and M * N * K >= _LEAST_WORK
+    return pays and x.device.type == "cpu" and x.dtype == torch.float32 and native.has_faster_products()
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
