@@ -28,7 +28,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Of eager's time on a CPU; linear_cross_entropy has its limit in a file of its own. Forward alone, of half a
 # millisecond, is as much the call of a compiled function as it is the kernel.
 MOST = {(op, OURS_COMPILED, BOTH): 1.0 for op in STREAMING}
-MOST["linear", OURS, BOTH] = 1.1  # it is torch's own product on some machines, and 3 to 6 % faster on others
+MOST["linear", OURS, BOTH] = 1.1  # it is torch's own product on some machines, and up to 5 % faster on others
 
 
 @cache
