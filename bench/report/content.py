@@ -126,7 +126,7 @@ def targets(path: Path = STATIC) -> list[Target]:
     for (target, op, passes, provider, shape), rows in launches.items():
         gpu = CARDS[target].gpu
         low, mid, high = (sum(row["predicted_us"][i] for row in rows) * 1e-6 for i in range(3))
-        total_bytes, flops = (sum(row[figure] for row in rows) for figure in ("bytes_unique", "flops"))
+        total_bytes, flops = (sum(row[figure] for row in rows) for figure in ("bytes_memory", "flops"))
         place = found.setdefault(target, Target(gpu.name, Roof(gpu.bandwidth, gpu.half), []))
         place.points.append(Predicted(op, passes, provider, shape, total_bytes, flops, (low, mid, high)))
     return list(found.values())

@@ -34,12 +34,14 @@ def page(places: Sequence[Place], targets: Sequence[Target]) -> str:
     sections = ["<h1>fasttrain: benchmarks</h1>", _about(places, targets)]
     for place in places:
         newest = place.runs[-1]
-        sections.append(f"<h2>{escape(place.name)}</h2><p>Newest: {escape(newest.told)}. {_clocks(newest.sensors)}</p>")
-        sections += [_measured_roofline(place), _times(place), _memory(place), _gates(place), _history(place)]
+        shown = [_measured_roofline(place), _times(place), _memory(place), _gates(place), _history(place)]
+        if any(shown):
+            told = f"Newest: {escape(newest.told)}. {_clocks(newest.sensors)}"
+            sections += [f"<h2>{escape(place.name)}</h2><p>{told}</p>", *shown]
     if targets:
         sections.append(f"<h2>Predicted for GPUs</h2><p>{_PREDICTED}</p>")
         sections.append(_cards(_predicted_roofline(target) for target in targets))
-        sections.append(legend(_op_legend()))
+        sections.append(legend(_op_legend(targets)))
     body = "\n".join(sections)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>fasttrain: benchmarks</title>'
@@ -112,8 +114,9 @@ def _predicted_series(op: str, of: Sequence[Predicted], ours: bool) -> Series:
     )
 
 
-def _op_legend() -> list[Series]:
-    marks = [Series(op, (), colour, hollow=True) for op, colour in OP_COLOURS.items()]
+def _op_legend(targets: Sequence[Target]) -> list[Series]:
+    predicted = {point.op for target in targets for point in target.points}
+    marks = [Series(op, (), colour, hollow=True) for op, colour in OP_COLOURS.items() if op in predicted]
     return [*marks, Series("square: other libraries", (), "var(--soft)", hollow=True, square=True)]
 
 

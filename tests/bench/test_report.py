@@ -154,7 +154,7 @@ def test_the_page_shows_all(tmp_path):
 def test_predictions_are_marked(tmp_path):
     row = {
         "op": "rms_norm", "pass": "forward", "provider": "fasttrain", "shape": "8x8", "target": "sm_90",
-        "bytes_unique": 1000, "flops": 500, "predicted_us": [1, 2, 4],
+        "bytes_memory": 1000, "flops": 500, "predicted_us": [1, 2, 4],
     }  # fmt: skip
     path = tmp_path / "static.json"
     path.write_text(json.dumps([row, row | {"launch": "second"}, row | {"provider": "liger"}]))
@@ -167,6 +167,17 @@ def test_predictions_are_marked(tmp_path):
     assert "h100-sxm, bf16: predicted" in texts
     assert "rms_norm forward, fasttrain, 8x8: 4 µs predicted" in texts
     assert targets(tmp_path / "none.json") == []
+
+
+def test_hardware_without_anything_to_show_has_no_section(tmp_path):
+    rows = {"start/first step": seconds(1.0).row()}
+    tracking.save(
+        tracking.Run(
+            date="2026-01-01T00:00:00", commit="a", hardware=CPU, rows=rows, changes="", versions={"torch": "2"}
+        ),
+        tmp_path,
+    )
+    assert "A CPU" not in page(places(tracking.history(tmp_path)), [])
 
 
 def test_the_stored_figures_make_a_page():
