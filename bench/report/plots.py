@@ -45,9 +45,9 @@ def chart(name: str, series: Sequence[Series], x: Axis, y: Axis, roof: Sequence[
         shapes.append(f'<polyline class="roof" points="{_path(roof, to_x, to_y)}"/>')
     shapes += [_series(s, to_x, to_y) for s in series]
     shapes.append(f'<text text-anchor="end" x="{WIDTH - RIGHT}" y="{HEIGHT - 6}">{escape(x.label)}</text>')
-    shapes.append(f'<text x="4" y="{TOP - 1}">{escape(y.label)}</text>')
+    shapes.append(f'<text x="4" y="{TOP - 9}">{escape(y.label)}</text>')
     return (
-        f'<svg viewBox="0 {-8} {WIDTH} {HEIGHT + 8}" role="img" aria-label="{escape(name)}">'
+        f'<svg viewBox="0 {-16} {WIDTH} {HEIGHT + 16}" role="img" aria-label="{escape(name)}">'
         f"<title>{escape(name)}</title>{''.join(shapes)}</svg>"
     )
 
