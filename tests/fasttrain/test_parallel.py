@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,3 +81,35 @@ GATHER, SCATTER, REDUCE = "_allgather_base_", "_reduce_scatter_base_", "allreduc
 )
 def test_accumulation_says_nothing_twice(world: int, settings: dict[str, Any], expected: dict[str, int]) -> None:
     run_ranks(check, world, Parallel(**settings), expected)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize(("recompute", "again"), [("none", 0), ("selective", 0), ("full", 1)])
+def test_what_is_costly_is_computed_again_only_if_everything_is(recompute, again, ours, monkeypatch):
+    """Products, ours and torch's, and attention."""
+    module = sys.modules["fasttrain_kernels.linear"]
+    monkeypatch.setattr(module, "_is_ours", lambda *_: ours)
+    monkeypatch.setattr(module, "multiply", lambda a, b, out: torch.mm(a, b, out=out))
+    model = Decoder(Model(layers=LAYERS, hidden=16, heads=2, kv_heads=2, head_dim=8, ffn=16), vocab=64, sequence=8)
+    model.init_weights(0)
+    alone = SimpleNamespace(world=1, dtype=torch.float32)
+    distribute(model, Parallel(recompute=recompute), alone, compiled=False)
+    tokens = torch.randint(64, (1, 8))
+    with Ops() as called:
+        model(tokens, tokens).loss_sum.backward()
+    products = called.counts["product"] if ours else called.counts["mm"]
+    assert products == LAYERS * 4 * (3 + again)
+    attention = {name: count for name, count in called.counts.items() if name.startswith("attention_native")}
+    assert attention == {"attention_native": LAYERS * (1 + again), "attention_native_backward": LAYERS}
+
+
+class Ops(TorchDispatchMode):
+    """Counts all operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[op.overloadpacket.__name__] += 1
+        return op(*args, **(kwargs or {}))
