@@ -2,8 +2,9 @@
 
 Distinct bytes (`unique`) are those of a cache that holds all that a launch touches: gigabytes, in a large product. Here
 the cache has the card's size, is empty before each launch, and evicts what will be needed last (Belady's rule). Which
-rule a GPU follows is not documented; this one is kind to everybody. Programs start in the order of their numbers, as
-many at a time as the card holds, and advance in step: one fetch serves all that need a block at that time.
+rule a GPU follows is not documented; this one is kind to everybody, and another may order two providers otherwise.
+Programs start in the order of their numbers, as many at a time as the card holds, and advance in step: one fetch serves
+all that need a block at that time.
 
     products    (Tiling) a cache of blocks: panels of both operands, in pieces along the dimension that is summed over
     attention   distinct bytes: keys and values of the heads in flight fit every cache but the smallest

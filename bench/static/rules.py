@@ -20,7 +20,7 @@ BYTES = ("bytes_issued", "bytes_memory", "bytes_unique")
 _SIZEABLE = 0.05  # of the bytes of a pass: the width of kernels below does not matter
 # What is exact. Predicted times follow from it, and from a model that may change.
 EXACT = (
-    *("launches", "bytes_issued", "bytes_memory", "bytes_unique", "bytes_limit", "flops", "special"),
+    *("launches", *BYTES, "bytes_limit", "flops", "special"),
     *("registers", "spills", "shared", "occupancy", "limiter", "width_bits", "matrix"),
 )
 
@@ -58,7 +58,8 @@ def problems(rows: Sequence[Row]) -> list[str]:
 
 def _worse(provider: str, ours: Sequence[Row], theirs: Sequence[Row]) -> Iterable[str]:
     # Distinct bytes are counted by launch: one huge launch is credited with a cache that holds gigabytes, and the same
-    # work in chunks with none. Where some have one launch and others many, only what passes a real cache compares.
+    # work in chunks with none. Where some have one launch and others many, only what passes a cache of
+    # the card's size compares: by a model of that cache, which docs/kernels/static.md has the limits of.
     for figure in BYTES[:2] if ours[0].op in WHOLE else BYTES:
         mine, other = total(ours, figure), total(theirs, figure)
         if mine > other:

@@ -29,11 +29,10 @@ class RMSNorm(nn.RMSNorm):
 
 
 class Linear(nn.Linear):
-    """torch.nn.Linear, constructor and state dict included, on linear."""
+    """torch.nn.Linear, constructor and state dict included, on linear; with a bias, torch's own."""
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in_features) -> (..., out_features)
-        out = linear(x, self.weight)
-        return out if self.bias is None else out + self.bias
+        return linear(x, self.weight) if self.bias is None else super().forward(x)
 
 
 class SwiGLU(nn.Module):

@@ -35,23 +35,24 @@ def collectives(parallel: Parallel) -> Counter[str]:
         assert all(isinstance(p, DTensor) for p in model.parameters())
         assert sum(isinstance(module, FSDPModule) for module in model.modules()) == UNITS
         tokens = torch.randint(64, (1, 8))
-        with Collectives() as said:
+        with Ops("c10d") as said:
             for number in range(MICRO_BATCHES):
                 before_backward(model, parallel, last=number == MICRO_BATCHES - 1)
                 model(tokens, tokens).loss_sum.backward()
         return said.counts
 
 
-class Collectives(TorchDispatchMode):
-    """Counts them. (torch's CommDebugMode fails at the second forward of a module.)"""
+class Ops(TorchDispatchMode):
+    """Counts operations, of one namespace or all. (torch's CommDebugMode fails at the second forward of a module.)"""
 
-    def __init__(self) -> None:
+    def __init__(self, namespace: str = "") -> None:
         super().__init__()
+        self.namespace = namespace
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if op.namespace == "c10d":
-            self.counts[op.name().partition("::")[2]] += 1
+        if self.namespace in ("", op.namespace):
+            self.counts[op.overloadpacket.__name__] += 1
         return op(*args, **(kwargs or {}))
 
 
@@ -101,15 +102,3 @@ def test_what_is_costly_is_computed_again_only_if_everything_is(recompute, again
     assert products == LAYERS * 4 * (3 + again)
     attention = {name: count for name, count in called.counts.items() if name.startswith("attention_native")}
     assert attention == {"attention_native": LAYERS * (1 + again), "attention_native_backward": LAYERS}
-
-
-class Ops(TorchDispatchMode):
-    """Counts all operations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[op.overloadpacket.__name__] += 1
-        return op(*args, **(kwargs or {}))

@@ -94,9 +94,7 @@ struct Layout {
     void transpose_all(const float* rows, float* to) const {
         for (int64_t b = 0; b < blocks; b++, rows += R * E, to += R * E)
             for (int64_t e0 = 0; e0 < E; e0 += 8)
-                for (int64_t i0 = 0; i0 < R; i0 += 8)
-                    for (int64_t e = e0; e < e0 + 8; e++)
-                        for (int64_t i = i0; i < i0 + 8; i++) to[e * R + i] = rows[i * E + e];
+                for (int64_t i0 = 0; i0 < R; i0 += 8) transpose(rows + i0 * E + e0, E, 8, to + e0 * R + i0, R);
     }
 
     Buffer for_keys() const { return buffer(blocks * R * E); }

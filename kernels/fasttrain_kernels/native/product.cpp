@@ -29,9 +29,10 @@ struct Matrix {
 
 namespace {
 
-// Rows of x, N at a time, as (columns, N): a panel after the other; the last one filled up with zeros
+// Whole panels of a matrix whose columns are contiguous: all of a column at once, as its next one may lie in the same
+// set of the cache
 template <int N>
-void pack_rows_side_by_side(const Matrix& x, int64_t rows, int64_t columns, float* to) {  // in x a column is contiguous
+void pack_columns(const Matrix& x, int64_t rows, int64_t columns, float* to) {
     const int64_t whole = rows - rows % N;
     for (int64_t c = 0; c < columns; c++) {
         const float* from = x.x + c * x.column;
@@ -40,17 +41,17 @@ void pack_rows_side_by_side(const Matrix& x, int64_t rows, int64_t columns, floa
     }
 }
 
+// Rows of x, N at a time, as (columns, N): a panel after the other; the last one filled up with zeros
 template <int N>
 void pack(const Matrix& x, int64_t rows, int64_t columns, float* to) {
     int64_t first = 0;
     if (x.row == 1) {
-        pack_rows_side_by_side<N>(x, rows, columns, to);
+        pack_columns<N>(x, rows, columns, to);
         first = rows - rows % N;
     }
     for (int64_t r = first; r < rows; r += N) {
         float* panel = to + r * columns;
         int64_t c = 0;
-#ifdef __AVX__
         if (r + N <= rows && x.column == 1)
             for (; c + 8 <= columns; c += 8) {
                 if (c % 16 == 0)
@@ -58,7 +59,6 @@ void pack(const Matrix& x, int64_t rows, int64_t columns, float* to) {
                 for (int i = 0; i < N; i += 8)
                     transpose(x.x + (r + i) * x.row + c, x.row, std::min(8, N - i), panel + c * N + i, N);
             }
-#endif
         for (; c < columns; c++)
             for (int i = 0; i < N; i++) panel[c * N + i] = r + i < rows ? x.x[(r + i) * x.row + c * x.column] : 0;
     }

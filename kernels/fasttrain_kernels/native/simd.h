@@ -59,10 +59,10 @@ static inline vec exp_below_0(vec x) {
     return p * (vec)(((ivec)t - (ivec)shift + 127) << 23);
 }
 
-#ifdef __AVX__
 // Eight columns of up to eight rows, each column as eight floats, zeros where there is no row; `step` from one to the
 // next, which may be less than eight: the later one then overwrites the end of the earlier.
 static inline void transpose(const float* from, int64_t row, int rows, float* to, int64_t step) {
+#ifdef __AVX__
     __m256 r[8], pairs[8], fours[8];
     for (int i = 0; i < 8; i++) r[i] = i < rows ? _mm256_loadu_ps(from + i * row) : _mm256_setzero_ps();
     for (int i = 0; i < 8; i += 2) {
@@ -77,5 +77,8 @@ static inline void transpose(const float* from, int64_t row, int rows, float* to
     for (int i = 0; i < 4; i++) _mm256_storeu_ps(to + i * step, _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20));
     for (int i = 0; i < 4; i++)
         _mm256_storeu_ps(to + (i + 4) * step, _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31));
-}
+#else
+    for (int c = 0; c < 8; c++)
+        for (int i = 0; i < 8; i++) to[c * step + i] = i < rows ? from[i * row + c] : 0;
 #endif
+}
