@@ -21,7 +21,8 @@ from bench.static.survey import PASSES, Row
 
 _EPILOGUE = """\
 columns:
-  issued, memory   MB that the lanes ask for, and those that pass the last cache; x: times the limit of the pass
+  issued           MB that the lanes ask for; x: times the limit of the pass
+  memory, LRU      MB that pass the last cache: a perfect one, and one that replaces what was not used for longest
   unique           distinct MB of each launch: what would pass a cache without end
   GFLOP, M special operations; special: exp, log, rsqrt
   regs, spill      registers per lane, bytes spilled per lane        smem   KiB of shared memory
@@ -114,7 +115,7 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
     for name in ("provider", "pass", "launch"):
         table.add_column(name, overflow="fold")
-    for name in ("issued", "x", "memory", "x", "unique", "x", "GFLOP", "M special", "regs", "spill", "smem", "occ"):
+    for name in ("issued", "x", "memory", "x", "LRU", "x", "unique", "x", "GFLOP", "M special", "regs", "spill", "smem", "occ"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("limit", "bits", "mma"):
         table.add_column(name, no_wrap=True)
@@ -135,9 +136,7 @@ def _cells(row: Row) -> list[str]:
         row.provider,
         row.direction,
         row.launch.removeprefix("_") + (f" x{row.launches}" if row.launches > 1 else ""),
-        *_bytes(row.bytes_issued, row.bytes_limit),
-        *_bytes(row.bytes_memory, row.bytes_limit),
-        *_bytes(row.bytes_unique, row.bytes_limit),
+        *(cell for figure in rules.BYTES for cell in _bytes(getattr(row, figure), row.bytes_limit)),
         f"{row.flops / 1e9:.4g}",
         f"{row.special / 1e6:.4g}",
         str(row.registers) if compiled else "",

@@ -1,24 +1,29 @@
-"""Bytes between memory and the last cache of a GPU: what a perfect cache of that size would still move.
+"""Bytes between memory and the last cache of a GPU, if that cache has the card's size and is empty before each launch.
 
-Distinct bytes (`unique`) are those of a cache that holds all that a launch touches: gigabytes, in a large product. Here
-the cache has the card's size, is empty before each launch, and evicts what will be needed last (Belady's rule). Which
-rule a GPU follows is not documented; this one is kind to everybody, and another may order two providers otherwise.
+Distinct bytes (`unique`) are those of a cache that holds all that a launch touches: gigabytes, in a large product. Which
+block a GPU's cache gives up for another is not documented, so there are two answers:
+
+    perfect   the block that will be needed last (Belady's rule): no cache of that size moves less
+    LRU       the block that was not used for longest: a loop over more than the cache holds finds nothing in it
+
 Programs start in the order of their numbers, as many at a time as the card holds, and advance in step: one fetch serves
 all that need a block at that time.
 
-    products    (Tiling) a cache of blocks: panels of both operands, in pieces along the dimension that is summed over
+    products    (Tiling) a cache of blocks: panels of both operands, in pieces along the dimension that is summed over,
+                and the tiles of the result
     attention   distinct bytes: keys and values of the heads in flight fit every cache but the smallest
     the rest    programs stream through parts of their own; if one reads its part again, what the parts of all programs
-                in flight have beyond the cache's size comes from memory again
+                in flight have beyond the cache's size comes from memory again, and with LRU all of it
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -32,6 +37,8 @@ _PIECE = 1024  # elements of D: finer ones change the figures by less than 0.5 %
 _PANELS = 1 << 20  # of an operand, at most
 _NEVER = 1 << 60
 
+Rule = Literal["perfect", "lru"]
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -41,6 +48,15 @@ class Operand:
     side: int
     itemsize: int
     added_to: bool = False  # read and written; otherwise only read
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a product writes, a tile at the end of each program; read before if it is added to."""
+
+    names: tuple[str, ...]  # of the launch's arguments
+    itemsize: int
+    added_to: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,12 @@ class Tiling:
     loops: tuple[tuple[Operand, ...], ...]  # what each loop goes through
     group: int  # rows of tiles that are taken together, column by column, before the next rows
     by_columns: bool = False  # the same with columns of tiles
+    result: Result | None = None  # if it goes to memory
+
+    @property
+    def covered(self) -> set[str]:
+        """Arguments whose bytes are those of the operands and the result."""
+        return {operand.name for loop in self.loops for operand in loop} | set(self.result.names if self.result else ())
 
     @property
     def blocks(self) -> tuple[int, int]:
@@ -75,69 +97,74 @@ class Tiling:
         return min(self.tile[side], (self.M, self.N)[side] - panel * self.tile[side])
 
 
-def memory_bytes(counts: Counts, card: Card, *, programs: int, resident: int) -> int:
+def memory_bytes(counts: Counts, card: Card, rule: Rule, *, programs: int, resident: int) -> int:
     """Of a launch; `resident` programs are on one multiprocessor at a time."""
     concurrent = resident * card.multiprocessors
     if counts.tilings:
-        tiled = {operand.name for loop in counts.tilings[0].loops for operand in loop}
-        rest = sum(traffic.unique for name, traffic in counts.arguments.items() if name not in tiled)
-        return rest + min(_tiled(tiling, concurrent, card.cache) for tiling in counts.tilings)
+        covered = counts.tilings[0].covered
+        rest = sum(traffic.unique for name, traffic in counts.arguments.items() if name not in covered)
+        return rest + min(_tiled(tiling, concurrent, card.cache, rule) for tiling in counts.tilings)
     if counts.flops:
         return counts.unique
     share = min(concurrent / programs, 1.0)
-    return sum(_streamed(traffic, share, card.cache) for traffic in counts.arguments.values())
+    return sum(_streamed(traffic, share, card.cache, rule) for traffic in counts.arguments.values())
 
 
-def _streamed(traffic: Traffic, in_flight: float, size: int) -> int:
+def _streamed(traffic: Traffic, in_flight: float, size: int, rule: Rule) -> int:
     """Of an argument, `in_flight` of which the programs work on at a time."""
     distinct = traffic.unique - min(traffic.stored, traffic.unique)  # read; what is written is written once
     again, held = max(traffic.loaded - distinct, 0), distinct * in_flight
     missed = max(1 - size / held, 0.0) if held else 0.0
-    return traffic.unique + round(again * missed)
+    return traffic.unique + (round(again * missed) if rule == "perfect" else again * (missed > 0))
 
 
 @cache
-def _tiled(tiling: Tiling, concurrent: int, size: int) -> int:
-    return through(accesses(tiling, concurrent), size)
+def _tiled(tiling: Tiling, concurrent: int, size: int, rule: Rule) -> int:
+    return {"perfect": through, "lru": through_lru}[rule](list(accesses(tiling, concurrent)), size)
 
 
-Access = tuple[int, int, bool]  # block, its bytes, whether it is written too
+class Access(NamedTuple):
+    """Of a program to a block."""
+
+    block: int
+    size: int  # bytes
+    written: bool = False
+    read: bool = True
 
 
-def accesses(tiling: Tiling, concurrent: int) -> list[Access]:
+def accesses(tiling: Tiling, concurrent: int) -> Iterator[Access]:
     """What a launch asks of the cache, in order; within a wave, what several programs need in the same step is once."""
     order, pieces = tiling.order(), -(-tiling.D // _PIECE)
     numbers = {name: i for i, name in enumerate(sorted({o.name for loop in tiling.loops for o in loop}))}
-    asked = []
     for start in range(0, len(order), concurrent):
         wave = order[start : start + concurrent]
         panels = [sorted({tile[side] for tile in wave}) for side in (0, 1)]
-        asked += [
-            (
-                (numbers[operand.name] * _PANELS + panel) * pieces + piece,
-                tiling.rows(operand.side, panel) * min(_PIECE, tiling.D - piece * _PIECE) * operand.itemsize,
-                operand.added_to,
-            )
-            for loop in tiling.loops
-            for piece in range(pieces)
-            for operand in loop
-            for panel in panels[operand.side]
-        ]
-    return asked
+        for loop in tiling.loops:
+            for piece in range(pieces):
+                columns = min(_PIECE, tiling.D - piece * _PIECE)
+                for operand in loop:
+                    for panel in panels[operand.side]:
+                        block = (numbers[operand.name] * _PANELS + panel) * pieces + piece
+                        size = tiling.rows(operand.side, panel) * columns * operand.itemsize
+                        yield Access(block, size, operand.added_to)
+        if tiling.result:
+            for number, (row, column) in enumerate(wave, start):
+                size = tiling.rows(0, row) * tiling.rows(1, column) * tiling.result.itemsize
+                yield Access(-1 - number, size, written=True, read=tiling.result.added_to)
 
 
 def through(asked: Sequence[Access], size: int) -> int:
     """Bytes that a cache of a size reads from memory and writes to it, if it evicts what is needed last."""
-    following = _following([block for block, _, _ in asked])
+    following = _following([access.block for access in asked])
     held: dict[int, tuple[int, int, bool]] = {}  # block -> when it is needed again, bytes, written
     latest: list[tuple[int, int]] = []  # a heap of (-when, block); entries of the past are skipped
     used = moved = 0
-    for (block, length, written), again in zip(asked, following, strict=True):
+    for (block, length, written, read), again in zip(asked, following, strict=True):
         if block in held:
             written |= held[block][2]
         else:
             used += length
-            moved += length
+            moved += length * read
         held[block] = (again, length, written)
         heapq.heappush(latest, (-again, block))
         while used > size:
@@ -147,6 +174,24 @@ def through(asked: Sequence[Access], size: int) -> int:
                 used -= length
                 moved += length * dirty
     return moved + sum(length for _, length, dirty in held.values() if dirty)
+
+
+def through_lru(asked: Sequence[Access], size: int) -> int:
+    """The same, if it evicts what was not used for longest."""
+    held: OrderedDict[int, tuple[int, bool]] = OrderedDict()  # block -> bytes, written; the last used at the end
+    used = moved = 0
+    for block, length, written, read in asked:
+        if block in held:
+            written |= held.pop(block)[1]
+        else:
+            used += length
+            moved += length * read
+        held[block] = (length, written)
+        while used > size:
+            _, (length, dirty) = held.popitem(last=False)
+            used -= length
+            moved += length * dirty
+    return moved + sum(length for length, dirty in held.values() if dirty)
 
 
 def _following(blocks: Sequence[int]) -> list[int]:

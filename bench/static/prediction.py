@@ -1,6 +1,6 @@
 """How long a launch might take: a roofline with shares that comparable kernels reach. Predicted, never measured.
 
-    bytes    those that pass the last cache (cache.py) / bandwidth
+    bytes    those that pass a perfect last cache (cache.py) / bandwidth
     matrix   FLOPs of tl.dot / peak
     scalar   other FLOPs / fp32 peak, special functions / their rate
 
@@ -53,7 +53,7 @@ def predicted_us(
     resident: int,  # blocks on one multiprocessor
 ) -> list[float]:  # low, mid, high
     """Microseconds of a launch."""
-    memory = memory_bytes(counts, card, programs=programs, resident=resident) / card.gpu.bandwidth
+    memory = memory_bytes(counts, card, "perfect", programs=programs, resident=resident) / card.gpu.bandwidth
     matrix = counts.flops / card.gpu.half
     blas = counts.kernel.startswith(BLAS)
     scalar = max(counts.elementwise / card.gpu.fp32, counts.special / card.special_rate)

@@ -17,8 +17,8 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def _bytes_table(rows: Sequence[Row]) -> Iterator[str]:
-    yield "| op | shape | pass | provider | issued | memory | unique | GFLOP | predicted us |"
-    yield "|---" * 9 + "|"
+    yield "| op | shape | pass | provider | issued | memory | LRU | unique | GFLOP | predicted us |"
+    yield "|---" * 10 + "|"
     here = passes(row for row in rows if row.target == BYTES_TARGET)
     for (op, shape, _, direction), providers in here.items():
         for provider, same in sorted(providers.items(), key=lambda item: (item[0] != OURS, item[0])):

@@ -38,7 +38,8 @@ class Row:
     launch: str
     launches: int
     bytes_issued: int
-    bytes_memory: int
+    bytes_memory: int  # past a perfect last cache
+    bytes_lru: int  # past one that replaces by age
     bytes_unique: int
     bytes_limit: int  # of the whole pass
     flops: int
@@ -94,7 +95,8 @@ def _row(case: Case, direction: str, target: str, counts: Counts, facts: Facts |
         launch=counts.kernel,
         launches=1,
         bytes_issued=counts.issued,
-        bytes_memory=memory_bytes(counts, CARDS[target], **launched),
+        bytes_memory=memory_bytes(counts, CARDS[target], "perfect", **launched),
+        bytes_lru=memory_bytes(counts, CARDS[target], "lru", **launched),
         bytes_unique=counts.unique,
         bytes_limit=case.shape.limits[direction],
         flops=counts.flops + counts.elementwise,
@@ -114,7 +116,7 @@ def _row(case: Case, direction: str, target: str, counts: Counts, facts: Facts |
 def _sum(row: Row, other: Row) -> Row:
     """Two launches of a kernel as one row; of two binaries, what the worse one needs."""
     both = (row, other)
-    added = ("launches", "bytes_issued", "bytes_memory", "bytes_unique", "flops", "special")
+    added = ("launches", "bytes_issued", "bytes_memory", "bytes_lru", "bytes_unique", "flops", "special")
     figures: dict[str, Any] = {name: sum(getattr(r, name) for r in both) for name in added}
     figures["predicted_us"] = [round(sum(times), 2) for times in zip(*(r.predicted_us for r in both), strict=True)]
     if row.registers is not None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bench.static.cache import Operand, Tiling
+from bench.static.cache import Operand, Result, Tiling
 from bench.static.counts import Counts
 from fasttrain_kernels.testing import Traffic
 
@@ -90,8 +90,10 @@ def _product(read: list[Tensor], written: list[Tensor]) -> Counts:
     for name, tiles in (("in0", -(-N // _TILE[1])), ("in1", -(-M // _TILE[0]))):
         counts.arguments[name] = replace(counts.arguments[name], loaded=tiles * counts.arguments[name].loaded)
     loop = tuple(Operand(f"in{side}", side, read[side].itemsize) for side in (0, 1))
+    added = len(read) > 2
+    result = Result(("in2", "out0") if added else ("out0",), written[0].itemsize, added)
     orders = [(group, by_columns) for group in _GROUPS for by_columns in (False, True)]
-    return replace(counts, tilings=tuple(Tiling(M, N, K, _TILE, (loop,), *order) for order in orders))
+    return replace(counts, tilings=tuple(Tiling(M, N, K, _TILE, (loop,), *order, result) for order in orders))
 
 
 def _traffic(name: str, read: Sequence[Tensor], written: Sequence[Tensor], flops: int = 0) -> Counts:

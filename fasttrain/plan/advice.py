@@ -222,12 +222,12 @@ def _about_sharding(plan: Plan) -> list[str]:
 
 
 def _about_loss(plan: Plan) -> str:
-    settings, a = plan.settings, 4 if plan.precision == "fp32" else 2
+    settings, a, vocab = plan.settings, 4 if plan.precision == "fp32" else 2, plan.exact.vocab
     tokens = settings.batch.micro * settings.data.sequence
-    rows = chunk_rows(tokens, plan.exact.vocab, a, "cuda")
+    rows = chunk_rows(tokens, settings.model.hidden, vocab, precision=plan.precision, device="cuda")
     saved = plan.plain_loss.bytes - plan.memory.bytes
     return (
-        f"linear cross-entropy takes {rows:,} of {tokens:,} tokens at a time, {gib(rows * plan.exact.vocab * a)} of "
+        f"linear cross-entropy takes {rows:,} of {tokens:,} tokens at a time, {gib(rows * vocab * a)} of "
         f"logits; whole logits would raise the peak by {gib(max(saved, 0))}"
     )
 

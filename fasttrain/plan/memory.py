@@ -42,6 +42,7 @@ CPU_HEAP = 0.27
 # Chunks of logits: as fasttrain_kernels.linear_cross_entropy takes them
 _CHUNK = {"cuda": (4096, 5 << 28), "cpu": (384, 80 << 20)}
 _CHUNK_MULTIPLE = 128
+_CHUNK_ELEMENTS = 2**31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +102,13 @@ def memory(
     )
 
 
-def chunk_rows(tokens: int, vocab: int, itemsize: int, device: str) -> int:
+def chunk_rows(tokens: int, hidden: int, vocab: int, *, precision: str, device: str) -> int:
     """Tokens whose logits exist at a time."""
     most, budget = _CHUNK[device]
+    itemsize = ITEMSIZE[precision] if device == "cuda" else 4
     most = max(min(most, budget // (vocab * itemsize)) // _CHUNK_MULTIPLE, 1) * _CHUNK_MULTIPLE
+    if (device, precision) == ("cuda", "bf16") and tokens <= min(most + hidden, _CHUNK_ELEMENTS // (vocab + 16)):
+        return tokens
     chunks = max(-(-tokens // most), 1)
     even = -(-tokens // chunks)
     return min(-(-even // _CHUNK_MULTIPLE) * _CHUNK_MULTIPLE, tokens)
@@ -128,7 +132,7 @@ class _Step:
         self.plain = loss == "plain"
         # The CPU's form of swiglu's gradient has three intermediate results, unless the compiler fuses them
         self.intermediate = 3 * model.ffn if device == "cpu" and not compiled else 0
-        self.a = ITEMSIZE[precision]
+        self.precision, self.a = precision, ITEMSIZE[precision]
         self.M = batch.micro * settings.data.sequence
         self.micro_batches = max(batch.sequences // (batch.micro * world), 1)
         self.L = model.layers
@@ -305,10 +309,11 @@ class _Step:
         M, C, V = self.M, self.model.hidden, self.vocab
         if self.plain:  # logits, their fp32 copy, its log-softmax
             return M * V * (self.a + 4 + 4) if self.a < 4 else M * V * 8
-        rows = chunk_rows(M, V, self.a if self.device == "cuda" else 4, self.device)
+        rows = self._chunk_rows
         itemsize = self.a if self.device == "cuda" else 4
         casts = (M * C + V * C) * 4 if self.device == "cpu" and self.a < 4 else 0
-        return 4 * M * C + 4 * V * C + rows * (-(-V // 16) * 16) * itemsize + casts + 16 * M
+        logits = rows * (-(-V // 16) * 16) * itemsize
+        return 4 * M * C + self._weight_sum + logits + casts + 16 * M
 
     def _loss_backward(self) -> float:
         M, C, V = self.M, self.model.hidden, self.vocab
@@ -316,4 +321,15 @@ class _Step:
             return M * V * (self.a + 4 + 4 + 4)
         if self.a == 4:
             return 4 * M * C + 4 * V * C
-        return (4 + self.a) * (M * C + V * C)
+        rounded = self._weight_sum == self.a * V * C  # and multiplied in place
+        return (4 + self.a) * M * C + self._weight_sum + (0 if rounded else self.a * V * C)
+
+    @property
+    def _chunk_rows(self) -> int:
+        return chunk_rows(self.M, self.model.hidden, self.vocab, precision=self.precision, device=self.device)
+
+    @property
+    def _weight_sum(self) -> float:
+        """The head's gradient in the loss: a sum of chunks is fp32."""
+        one_chunk = self.device == "cuda" and self.precision == "bf16" and self._chunk_rows == self.M
+        return (self.a if one_chunk else 4) * self.vocab * self.model.hidden

@@ -229,8 +229,10 @@ def _loss_bytes(work: Work) -> float:
     M, C, V, a = work.micro * work.sequence, work.model.hidden, work.vocab, ITEMSIZE[work.precision]
     if not work.linear_loss:
         return M * V * (a + 4 + 4 + 4 + 4 + a) * (0.6 if work.fused else 1)
-    chunks = -(-M // chunk_rows(M, V, a, "cuda"))
-    return 4 * M * V * a + 8 * chunks * V * C + 8 * M * C
+    chunks = -(-M // chunk_rows(M, C, V, precision=work.precision, device="cuda"))
+    # dweight: summed in fp32 chunk by chunk; one chunk in bf16 writes it, and its factor reads and writes it
+    dweight = 6 if chunks == 1 and work.precision == "bf16" else 8 * chunks
+    return 4 * M * V * a + dweight * V * C + 8 * M * C
 
 
 def _optimizer(work: Work, gpu: Gpu, given: Calibration) -> float:

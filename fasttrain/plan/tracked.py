@@ -24,6 +24,7 @@ from fasttrain import config
 from fasttrain.model import Decoder
 from fasttrain.optim import clip, make_optimizer
 from fasttrain.parallel import before_backward, distribute
+from fasttrain_kernels._registration import kernels_on_cpu
 from fasttrain_kernels.linear_cross_entropy import ops as linear_cross_entropy
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -34,7 +35,7 @@ def tracked_peak(settings: config.Config, *, vocab: int, world: int, precision: 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
     try:
         mesh = _mesh(settings.parallel, world)
-        with FakeTensorMode(), patch.object(linear_cross_entropy, "_finished", _finished):
+        with FakeTensorMode(), kernels_on_cpu(), patch.object(linear_cross_entropy, "_finished", _finished):
             return _tracked(settings, vocab, SimpleNamespace(world=world, dtype=DTYPES[precision], mesh=mesh))
     finally:
         dist.destroy_process_group()

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from fasttrain_kernels._checks import autocast_dtype, check_tensors, shape
-from fasttrain_kernels._registration import register
+from fasttrain_kernels._registration import register, runs_triton
 from fasttrain_kernels.linear_cross_entropy.reference import TokenStats
 from fasttrain_kernels.linear_cross_entropy.rows import Options
-from fasttrain_kernels.linear_cross_entropy.sweep import sweep, wide_dtype
+from fasttrain_kernels.linear_cross_entropy.sweep import dweight_dtype, sweep, wide_dtype
 
 _OP = "linear_cross_entropy"
 _OPTIONS = "int ignore_index, float z_loss, float label_smoothing, float? softcap"
@@ -46,33 +46,38 @@ def _forward(
         _check_targets(target, weight.shape[0], ignore_index)
     options = Options(ignore_index, z_loss, label_smoothing, softcap)
     counted = _token_weights(target, token_weight, ignore_index, wide_dtype(hidden.dtype))
+    coef, late = counted, None  # late: a factor of float32 gradients, which multiplies their sums
+    if mean:
+        # Without a single counted token the mean is 0/0, a NaN as in F.cross_entropy, but the gradients are zero.
+        denominator = counted.sum()
+        late = torch.where(denominator == 0, 0, 1 / denominator)
+        if hidden.dtype.itemsize == 2:  # their gradients may be rounded after the sums: it comes before
+            coef, late = counted * late, None
     with torch.autocast(hidden.device.type, enabled=False):  # the matmuls' dtypes are chosen here
         swept = sweep(
             *(hidden, weight, target, options),
             use_triton=use_triton,
-            coef=counted,
+            coef=coef,
             need_dhidden=need_dhidden,
             need_dweight=need_dweight,
         )
     loss = (swept.rows[0] * counted).sum(dtype=torch.float64)
-    scale = swept.unit
     if mean:
-        # Without a single counted token the mean is 0/0, a NaN as in F.cross_entropy, but the gradients are zero.
-        denominator = counted.sum()
         loss = loss / denominator
-        scale = torch.where(denominator == 0, 0, scale / denominator)
+    scale = swept.unit if late is None else swept.unit * late
     return loss.to(counted.dtype), swept.dhidden, swept.dweight, scale
 
 
 def _fake(hidden: Tensor, weight: Tensor, target: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *_, need_dhidden, need_dweight = options
-    empty = partial(torch.empty, dtype=wide_dtype(hidden.dtype), device=hidden.device)
+    empty = partial(torch.empty, device=hidden.device)
     M, H = hidden.shape
+    wide = wide_dtype(hidden.dtype)
     return (
-        empty(()),
-        empty((M if need_dhidden else 0, H)),
-        empty((weight.shape[0] if need_dweight else 0, H)),
-        empty(()),
+        empty((), dtype=wide),
+        empty((M if need_dhidden else 0, H), dtype=wide),
+        empty((weight.shape[0] if need_dweight else 0, H), dtype=dweight_dtype(hidden, weight, runs_triton(hidden))),
+        empty((), dtype=wide),
     )
 
 

@@ -17,6 +17,7 @@ from fasttrain_kernels.linear_cross_entropy.rows import Options, rows_torch, row
 # 151,936 has chunks of full length.
 _TRITON_ROWS = 4096
 _TRITON_BYTES = 5 << 28
+_ELEMENTS = 2**31  # of a chunk, below: what 32-bit indices of other people's kernels reach
 # A CPU breaks even far earlier: 256 rows take 3% more time than 512, 384 rows 2%, with so much less memory.
 _CPU_ROWS = 384
 _CPU_BYTES = 80 << 20
@@ -31,7 +32,7 @@ class Swept(NamedTuple):
 
     rows: tuple[Tensor, ...]  # (M,) each: loss, and with statistics lse, entropy, correct
     dhidden: Tensor  # (M, H) float32
-    dweight: Tensor  # (V, H) float32
+    dweight: Tensor  # (V, H) of dweight_dtype()
     unit: Tensor  # () float32
 
 
@@ -56,6 +57,7 @@ def sweep(
     M, H = hidden.shape
     V = weight.shape[0]
     wide = wide_dtype(hidden.dtype)
+    summed = dweight_dtype(hidden, weight, use_triton)
     compute = hidden.dtype if use_triton else wide
     hidden, weight, target = hidden.to(compute), weight.to(compute), target.contiguous()
     if not (need_dhidden or need_dweight):
@@ -65,12 +67,13 @@ def sweep(
         coef, unit = _in_units_of_the_largest(coef)
 
     dhidden = torch.empty(M if need_dhidden else 0, H, dtype=wide, device=hidden.device)
-    dweight = torch.empty(V if need_dweight else 0, H, dtype=wide, device=hidden.device)
+    dweight = torch.empty(V if need_dweight else 0, H, dtype=summed, device=hidden.device)
     if M == 0:
         dweight.zero_()  # otherwise the first chunk writes it
     # In training the logits' memory takes their gradient, an operand of the next matmuls. Statistics keep them precise.
     logits_dtype = wide if stats else compute
-    chunk_rows = rows_per_chunk(M, V, logits_dtype.itemsize, use_triton)
+    one_chunk = need_dweight and summed != wide
+    chunk_rows = M if one_chunk else rows_per_chunk(M, V, logits_dtype.itemsize, use_triton)
     buffer = torch.empty(chunk_rows, triton.cdiv(V, 16) * 16, dtype=logits_dtype, device=hidden.device)
     results = []
     for chunk in _chunks(M, chunk_rows):
@@ -94,12 +97,28 @@ def sweep(
     return Swept(_joined(results, wide, stats, hidden.device), dhidden, dweight, unit)
 
 
+def dweight_dtype(hidden: Tensor, weight: Tensor, use_triton: bool) -> torch.dtype:
+    """Wide where chunks are summed up; that of a bfloat16 weight where one chunk has all tokens.
+
+    One chunk may be longer by H rows: their logits take the memory that the wider sum would have taken.
+    """
+    M, H = hidden.shape
+    V = weight.shape[0]
+    if not (use_triton and hidden.dtype == weight.dtype == torch.bfloat16):  # float16 could overflow before `unit`
+        return wide_dtype(hidden.dtype)
+    most = min(_most_rows(V, weight.dtype.itemsize, use_triton) + H, _ELEMENTS // (V + 16))
+    return weight.dtype if M <= most else torch.float32
+
+
 def rows_per_chunk(M: int, V: int, itemsize: int, use_triton: bool) -> int:
     """Equal chunks, each a multiple of _ROW_MULTIPLE and within the limits above; no longer than all tokens."""
-    most, budget = (_TRITON_ROWS, _TRITON_BYTES) if use_triton else (_CPU_ROWS, _CPU_BYTES)
-    most = max(min(most, budget // (V * itemsize)) // _ROW_MULTIPLE, 1) * _ROW_MULTIPLE
-    even = triton.cdiv(M, max(triton.cdiv(M, most), 1))
+    even = triton.cdiv(M, max(triton.cdiv(M, _most_rows(V, itemsize, use_triton)), 1))
     return min(triton.cdiv(even, _ROW_MULTIPLE) * _ROW_MULTIPLE, M)
+
+
+def _most_rows(V: int, itemsize: int, use_triton: bool) -> int:
+    most, budget = (_TRITON_ROWS, _TRITON_BYTES) if use_triton else (_CPU_ROWS, _CPU_BYTES)
+    return max(min(most, budget // (V * itemsize)) // _ROW_MULTIPLE, 1) * _ROW_MULTIPLE
 
 
 def _chunks(M: int, chunk_rows: int) -> Iterator[slice]:

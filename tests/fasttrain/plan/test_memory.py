@@ -1,10 +1,11 @@
 import pytest
+import torch
 
 from fasttrain.config import Batch, Config, Data, Model, Optim, Parallel
 from fasttrain.plan.memory import PARTS, chunk_rows, memory
 from fasttrain.plan.tracked import tracked_peak
 from fasttrain.recipes import RECIPES
-from fasttrain_kernels.linear_cross_entropy.sweep import rows_per_chunk
+from fasttrain_kernels.linear_cross_entropy.sweep import dweight_dtype, rows_per_chunk
 
 VOCAB, WORLD = 4096, 8
 
@@ -51,11 +52,19 @@ def test_the_closed_form_in_other_precisions(precision):
     assert seen == pytest.approx(tracked, rel=0.02)
 
 
-@pytest.mark.parametrize("tokens", [100, 2048, 5000, 16_384])
-@pytest.mark.parametrize("vocab", [4096, 50_304, 151_936])
-def test_chunks_are_those_of_the_kernel(tokens, vocab):
-    assert chunk_rows(tokens, vocab, 2, "cuda") == rows_per_chunk(tokens, vocab, 2, True)
-    assert chunk_rows(tokens, vocab, 4, "cpu") == rows_per_chunk(tokens, vocab, 4, False)
+@pytest.mark.parametrize("tokens", [100, 2048, 5000, 8192, 8193, 16_384])
+@pytest.mark.parametrize("hidden", [1024, 4096, 16_384])
+@pytest.mark.parametrize("vocab", [4096, 50_304, 151_936, 262_144])
+def test_chunks_are_those_of_the_kernel(tokens, hidden, vocab):
+    def planned(precision, device):
+        return chunk_rows(tokens, hidden, vocab, precision=precision, device=device)
+
+    h, w = (torch.empty(n, hidden, dtype=torch.bfloat16, device="meta") for n in (tokens, vocab))
+    one = dweight_dtype(h, w, True) == torch.bfloat16
+    assert planned("bf16", "cuda") == (tokens if one else rows_per_chunk(tokens, vocab, 2, True))
+    assert planned("fp16", "cuda") == rows_per_chunk(tokens, vocab, 2, True)
+    assert planned("fp32", "cuda") == rows_per_chunk(tokens, vocab, 4, True)
+    assert planned("bf16", "cpu") == planned("fp32", "cpu") == rows_per_chunk(tokens, vocab, 4, False)
 
 
 def test_every_part_is_named_and_the_peak_has_a_moment():
