@@ -15,7 +15,7 @@ from rich.table import Table
 from bench.static import rules
 from bench.static.cases import OURS
 from bench.static.gpus import CARDS
-from bench.static.providers import survey_all, versions
+from bench.static.providers import survey_all, version
 from bench.static.summary import markdown
 from bench.static.survey import PASSES, Row
 
@@ -92,7 +92,7 @@ def _update(fresh: Sequence[Row]) -> None:
     surveyed = {(row.provider, row.op, row.target) for row in fresh}
     old = json.loads(rules.STORED.read_text()) if rules.STORED.exists() else []
     kept = [row for row in old if (row["provider"], row["op"], row["target"]) not in surveyed]
-    rules.write(kept + rules.plain(fresh, versions()))
+    rules.write(kept + rules.plain(fresh, version))
 
 
 # Showing
@@ -115,7 +115,8 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
     for name in ("provider", "pass", "launch"):
         table.add_column(name, overflow="fold")
-    for name in ("issued", "x", "memory", "x", "LRU", "x", "unique", "x", "GFLOP", "M special", "regs", "spill", "smem", "occ"):
+    moved = [name for figure in ("issued", "memory", "LRU", "unique") for name in (figure, "x")]
+    for name in (*moved, "GFLOP", "M special", "regs", "spill", "smem", "occ"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("limit", "bits", "mma"):
         table.add_column(name, no_wrap=True)

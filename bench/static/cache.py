@@ -1,7 +1,7 @@
 """Bytes between memory and the last cache of a GPU, if that cache has the card's size and is empty before each launch.
 
-Distinct bytes (`unique`) are those of a cache that holds all that a launch touches: gigabytes, in a large product. Which
-block a GPU's cache gives up for another is not documented, so there are two answers:
+Distinct bytes (`unique`) are those of a cache that holds all that a launch touches: gigabytes, in a large product.
+Which block a GPU's cache gives up for another is not documented, so there are two answers:
 
     perfect   the block that will be needed last (Belady's rule): no cache of that size moves less
     LRU       the block that was not used for longest: a loop over more than the cache holds finds nothing in it

@@ -166,8 +166,8 @@ ADD_RMS = [_norm("add_rms_norm", 8192, 4096, 4, 4)]
 SWIGLU = [_swiglu(8192, 12288), _swiglu(8192, 3072)]
 QK = [_qk(8192, 16, 8), _qk(8192, 32, 8)]  # Qwen3-0.6B, Qwen3-8B
 ATTENTION = [_attention(4096, 32, 8, 128)]
-ROWS = [_cross_entropy(4096, 151936)]  # the chunk of linear_cross_entropy for 8,192 tokens
-LINEAR = [_linear_cross_entropy(8192, 4096, 151936)]  # Qwen3-8B
+ROWS = [_cross_entropy(4096, 151936)]  # a chunk of linear_cross_entropy
+LINEAR = [_linear_cross_entropy(8192, D, 151936) for D in (4096, 1024)]  # Qwen3-8B, Qwen3-0.6B
 
 
 # Ours

@@ -7,9 +7,7 @@ three functions run from their source with another number; nothing else of Liger
 from __future__ import annotations
 
 import contextlib
-import inspect
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 from unittest.mock import patch
 
 import liger_kernel.ops.cross_entropy as cross_entropy
@@ -36,6 +34,7 @@ from bench.static.cases import (
     fresh,
     targets,
 )
+from bench.static.sources import with_replaced
 
 _ARCHITECTURES = {"sm_90": "hopper", "sm_100": "blackwell", "sm_120": "blackwell_consumer", "gfx942": "cdna3"}
 _SMALL_HEADS = "n_rows < 4096 * 8"  # below, its norm of short rows takes another kernel than in training
@@ -53,25 +52,14 @@ def as_if_on(target: str) -> Iterator[None]:
         yield
 
 
-def _with(function: Callable[..., Any], **replaced: tuple[str, str]) -> Callable[..., Any]:
-    """A function of Liger, compiled from its source with some text replaced."""
-    source = inspect.getsource(function)
-    for old, new in replaced.values():
-        assert old in source, f"{function.__name__} of this version of Liger has no {old!r}"
-        source = source.replace(old, new)
-    namespace = dict(vars(inspect.getmodule(function)))
-    exec(compile(source, inspect.getsourcefile(function) or "", "exec"), namespace)
-    return namespace[function.__name__]
-
-
 def _multiprocessors(sizes: Sizes) -> tuple[str, str]:
     return "sm_count = 1\n", f"sm_count = {sizes['SMS']}\n"
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, sizes: Sizes) -> Backward:
     heads = (_SMALL_HEADS, "n_rows < 0")
-    forward = _with(rms_norm.rms_norm_forward, heads=heads)
-    backward = _with(rms_norm.rms_norm_backward, heads=heads, multiprocessors=_multiprocessors(sizes))
+    forward = with_replaced(rms_norm.rms_norm_forward, heads)
+    backward = with_replaced(rms_norm.rms_norm_backward, heads, _multiprocessors(sizes))
     _, x, rstd, block, warps, mode = forward(x, weight, 1e-6, 0.0, "llama", None)
     dout = torch.empty_like(x)
     return lambda: backward(dout, x, weight, rstd, 0.0, mode, block, warps, True, None)
@@ -86,7 +74,7 @@ def _run_add_rms(s: Sizes) -> Backward:
     out, total, rstd, *launch, mode = fused_add_rms_norm.fused_add_rms_norm_forward(
         x, residual, weight, 1e-6, 0.0, "llama"
     )
-    backward = _with(fused_add_rms_norm.fused_add_rms_norm_backward, multiprocessors=_multiprocessors(s))
+    backward = with_replaced(fused_add_rms_norm.fused_add_rms_norm_backward, _multiprocessors(s))
     dout, dtotal = torch.empty_like(out), torch.empty_like(total)
     return lambda: backward(dout, dtotal, total, weight, rstd, 0.0, mode, *launch, False)
 
@@ -123,9 +111,9 @@ def _run_cross_entropy(s: Sizes) -> None:
 def _run_linear(s: Sizes) -> Backward:
     """On tensors without memory, by the branches that a GPU takes."""
     hidden, weight = (torch.empty(s[rows], s["D"], dtype=BF16, device="meta", requires_grad=True) for rows in "MV")
-    fused = _with(
+    fused = with_replaced(
         linear.fused_linear_cross_entropy_forward,
-        addmm=(
+        (
             '== "cuda"\n                and torch.cuda.get_device_capability(grad_weight.device)[0] >= 8',
             '== "meta"',
         ),

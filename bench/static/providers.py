@@ -19,10 +19,10 @@ def installed() -> list[str]:
     return [name for name, (module, _) in _RIVALS.items() if importlib.util.find_spec(module)]
 
 
-def versions() -> dict[str, str]:
-    """Of all providers that are here."""
-    rivals = {name: importlib.metadata.version(_RIVALS[name][1]) for name in installed()}
-    return {"fasttrain": "this repository", **rivals}
+def version(provider: str) -> str:
+    """Of a provider that is here: "cut-cross-entropy", or a variant, "cut-cross-entropy, fp32"."""
+    name = provider.split(",")[0]
+    return importlib.metadata.version(_RIVALS[name][1]) if name in _RIVALS else "this repository"
 
 
 def all_cases() -> list[Case]:

@@ -1,15 +1,14 @@
-"""Bytes that pass the last cache: of small cases by hand, of LRU's, and of the kernels whose order is modelled."""
+"""Bytes that pass the last cache: of small cases by hand, and of the kernels whose order is modelled."""
 
 import importlib.util
 import random
-from collections import OrderedDict
 from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
 import torch
 
-from bench.static.cache import Operand, Tiling, accesses, memory_bytes, through
+from bench.static.cache import Access, Operand, Result, Tiling, accesses, memory_bytes, through, through_lru
 from bench.static.counts import Counts
 from bench.static.gpus import CARDS
 from bench.static.torch_ops import TorchOps, note_product
@@ -28,46 +27,41 @@ def card(cache, multiprocessors=1):
 # The cache
 
 
-def through_lru(asked, size):
-    """What a cache that evicts what was not used for longest would move."""
-    held, used, moved = OrderedDict(), 0, 0
-    for block, length, written in asked:
-        if block in held:
-            written |= held.pop(block)[1]
-        else:
-            used, moved = used + length, moved + length
-        held[block] = (length, written)
-        while used > size:
-            _, (length, dirty) = held.popitem(last=False)
-            used, moved = used - length, moved + length * dirty
-    return moved + sum(length for length, dirty in held.values() if dirty)
+def read(names):
+    return [Access(ord(name), 1) for name in names]
 
 
 def test_a_block_that_is_needed_again_stays_and_one_that_is_not_goes():
-    def read(names):
-        return [(ord(name), 1, False) for name in names]
-
     assert through(read("abab"), 2) == 2
     assert through(read("abcabc"), 2) == 4  # c passes: a and b stay until they are needed
-    assert through_lru(read("abcabc"), 2) == 6
     assert through(read("aaaa"), 0) == 4
 
 
-def test_what_was_written_goes_back_once_for_each_eviction():
-    a, b = (1, 10, True), (2, 10, False)
-    assert through([a, a, a], 100) == 20
-    assert through([a, b, a], 100) == 30
-    assert through([a, b, b, a], 10) == 50  # a out and in again
+def test_lru_forgets_what_was_not_used_for_longest():
+    assert through_lru(read("abab"), 2) == 2
+    assert through_lru(read("abcabc"), 2) == 6
+    assert through_lru(read("abacab"), 2) == 4  # c takes the place of b, and b that of c
+    assert through_lru(read("aaaa"), 0) == 4
+
+
+@pytest.mark.parametrize("rule", [through, through_lru])
+def test_what_was_written_goes_back_once_for_each_eviction(rule):
+    a, b = Access(1, 10, written=True), Access(2, 10)
+    assert rule([a, a, a], 100) == 20
+    assert rule([a, b, a], 100) == 30
+    assert rule([a, b, b, a], 10) == 50  # a out and in again
+    assert rule([a, Access(3, 10, written=True, read=False), a], 100) == 30  # what is only written is not fetched
     assert through([a, b, a], 10) == 30  # b, which nobody needs again, passes
+    assert through_lru([a, b, a], 10) == 50
 
 
 def test_it_moves_no_more_than_lru_and_no_less_than_the_distinct_bytes():
     chance = random.Random(0)
     for _ in range(50):
-        asked = [(chance.randrange(12), 1, False) for _ in range(200)]
+        asked = [Access(chance.randrange(12), 1) for _ in range(200)]
         for size in (1, 3, 8, 12):
             found = through(asked, size)
-            assert len({block for block, _, _ in asked}) <= found <= through_lru(asked, size)
+            assert len({access.block for access in asked}) <= found <= through_lru(asked, size)
         assert through(asked, 12) == 12
 
 
@@ -90,28 +84,46 @@ def test_a_group_of_rows_goes_through_all_columns_before_the_next():
 def test_a_cache_that_holds_everything_moves_the_distinct_bytes(sizes, by_columns):
     it = tiling(**sizes, by_columns=by_columns, loops=((A, B), (A, SUM)))
     expected = 2 * it.M * it.D + (2 + 4 + 4) * it.N * it.D
-    assert through(accesses(it, concurrent=3), 10**9) == expected
+    for rule in (through, through_lru):
+        assert rule(list(accesses(it, concurrent=3)), 10**9) == expected
 
 
 def test_without_a_cache_every_wave_reads_its_panels():
     it = tiling(group=2)  # 8 x 8 tiles; four programs at a time: two rows and two columns
+    asked = list(accesses(it, concurrent=4))
     a, b = 2 * 128 * it.D, 2 * 256 * it.D
-    assert through(accesses(it, concurrent=4), 0) == 16 * (2 * a + 2 * b)
+    assert through(asked, 0) == through_lru(asked, 0) == 16 * (2 * a + 2 * b)
     # The two rows stay while their group goes through the columns: a once, b for each of four groups
-    assert through(accesses(it, concurrent=4), 2 * a + 2 * b) == pytest.approx(8 * a + 4 * 8 * b, rel=0.2)
+    assert through(asked, 2 * a + 2 * b) == pytest.approx(8 * a + 4 * 8 * b, rel=0.2)
 
 
-def test_a_product_of_blas_takes_the_best_order_and_its_result_passes_once():
+@pytest.mark.parametrize("added", [False, True])
+def test_tiles_of_the_result_take_room_only_where_age_decides(added):
+    it = tiling(group=8)  # all rows at a time: they stay, and each column passes once
+    rows, columns = 2 * it.M * it.D, 2 * it.N * it.D
+    size = rows + columns // 8  # nothing is left for a result
+    written = 4 * it.M * it.N * (1 + added)
+
+    def moved(rule, result):
+        return rule(list(accesses(replace(it, result=result), concurrent=8)), size)
+
+    result = Result(("out",), 4, added)
+    assert moved(through, None) == moved(through_lru, None) == rows + columns
+    assert moved(through, result) == rows + columns + written
+    assert moved(through_lru, result) == 8 * rows + columns + written  # the rows are gone after each of 8 waves
+
+
+@pytest.mark.parametrize("rule", ["perfect", "lru"])
+def test_a_product_of_blas_takes_the_best_order_and_its_result_passes_once(rule):
     a, b, out = torch.empty(1024, 512), torch.empty(512, 4096), torch.empty(1024, 4096)
     with TorchOps([]) as noted:
         note_product(a, b, out=out, accumulate=True)
     (counts,) = noted.events()
-    huge = memory_bytes(counts, card(10**9), programs=1, resident=1)
+    huge = memory_bytes(counts, card(10**9), rule, programs=1, resident=1)
     assert huge == counts.unique == a.nbytes + b.nbytes + 2 * out.nbytes
-    small = [
-        memory_bytes(replace(counts, tilings=(order,)), card(10**6), programs=1, resident=1) for order in counts.tilings
-    ]
-    assert memory_bytes(counts, card(10**6), programs=1, resident=1) == min(small) < max(small)
+    orders = [replace(counts, tilings=(order,)) for order in counts.tilings]
+    small = [memory_bytes(order, card(10**6), rule, programs=1, resident=1) for order in orders]
+    assert memory_bytes(counts, card(10**6), rule, programs=1, resident=1) == min(small) < max(small)
     assert huge < min(small)
 
 
@@ -124,18 +136,20 @@ def test_a_part_that_is_read_again_comes_from_memory_if_those_in_flight_do_not_f
     counts = Counts("kernel", dict(logits=logits, weight=weight))
     once = 2 * 10**9 + 10**6
 
-    def moved(cache, resident=1):
-        return memory_bytes(counts, card(cache, multiprocessors=50), programs=1000, resident=resident)
+    def moved(cache, resident=1, rule="perfect"):
+        return memory_bytes(counts, card(cache, multiprocessors=50), rule, programs=1000, resident=resident)
 
     assert moved(cache=50 * 10**6) == once  # 50 programs hold 1 MB each
     assert moved(cache=50 * 10**6, resident=2) == once + 10**9 // 2
     assert moved(cache=25 * 10**6) == once + 10**9 // 2
     assert moved(cache=10**9, resident=100) == once
+    assert moved(cache=50 * 10**6, rule="lru") == once
+    assert moved(cache=49 * 10**6, rule="lru") == once + 10**9  # a loop over more than it holds finds nothing
 
 
 def test_attention_has_its_distinct_bytes():
     counts = Counts("kernel", dict(q=Traffic(loaded=10**9, unique=10**6)), flops=1)
-    assert memory_bytes(counts, card(1), programs=1, resident=1) == 10**6
+    assert memory_bytes(counts, card(1), "lru", programs=1, resident=1) == 10**6
 
 
 # The order of cut-cross-entropy's programs

@@ -385,6 +385,77 @@ def test_chunks_are_long_enough_for_the_matmuls(V, expected):
     assert sweep.rows_per_chunk(4097, 1000, 2, True) == 2176
 
 
+# One chunk of all tokens, in bfloat16: chunks are 64 rows here, and one may be longer by H.
+
+
+def swept(inputs):
+    """Of a sweep with gradients in the kernel's form: its results, and the rows of each launch."""
+    tensors = [inputs[name].detach() for name in ("hidden", "weight", "target")]
+    with interpret() as launches:
+        found = sweep.sweep(
+            *tensors, rows.Options(-100, 0.0, 0.0, None), use_triton=True, coef=torch.ones(len(tensors[0])),
+            need_dhidden=True, need_dweight=inputs["weight"].requires_grad,
+        )  # fmt: skip
+    return found, [launch.grid[0] for launch in launches]
+
+
+@pytest.mark.parametrize(("H", "M", "chunks"), [(8, 72, [72]), (8, 73, [48, 25]), (40, 104, [104]), (40, 10, [10])])
+def test_one_chunk_delivers_dweight_in_bfloat16_and_several_sum_in_float32(H, M, chunks, short_chunks):
+    result, launched = swept(problem(M, H, 33, torch.bfloat16))
+    assert launched == chunks
+    assert result.dweight.dtype == (torch.bfloat16 if len(chunks) == 1 else torch.float32)
+    assert result.dhidden.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_other_dtypes_sum_dweight_in_float32_in_short_chunks(dtype, short_chunks):
+    result, launched = swept(problem(72, 8, 33, dtype))
+    assert launched == [48, 24]
+    assert result.dweight.dtype == torch.float32
+
+
+def test_without_dweight_chunks_stay_short(short_chunks):
+    inputs = problem(72, 8, 33, torch.bfloat16)
+    inputs["weight"] = inputs["weight"].detach()
+    assert swept(inputs)[1] == [48, 24]
+
+
+@pytest.mark.parametrize("M", [72, 73])
+@pytest.mark.parametrize("options", [dict(), dict(reduction="sum", token_weight=True), dict(reduction="none")])
+def test_one_chunk_is_as_accurate_as_eager(M, options, short_chunks):
+    """Upstream gradients are no powers of two: what was rounded as a sum is rounded again."""
+    with interpret():
+        check_over_seeds(M, 8, 33, torch.bfloat16, **options)
+
+
+@settings(deadline=None)
+@given(M=st.integers(1, 10**5), H=st.integers(1, 20_000), V=st.integers(1, 300_000))
+def test_one_chunk_takes_no_more_memory_than_chunks_of_full_length(M, H, V):
+    hidden, weight = (torch.empty(n, H, dtype=torch.bfloat16, device="meta") for n in (M, V))
+    if sweep.dweight_dtype(hidden, weight, True) == torch.bfloat16:
+        rows = sweep.rows_per_chunk(10**9, V, 2, True)
+        chunks = 2 * rows * V + 4 * V * H
+        assert chunks >= 2 * M * V + 2 * V * H
+        assert M * (V + 15) < 2**31
+
+
+def test_second_backward_raises_where_dweight_is_of_one_chunk():
+    inputs = problem(4, 8, 20, torch.bfloat16)
+    with interpret():
+        loss = linear_cross_entropy(**inputs)
+        loss.backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("M", [72, 73])
+def test_the_fake_has_the_dtype_of_dweight(M, short_chunks):
+    inputs = problem(M, 8, 33, torch.bfloat16)
+    arguments = (*(inputs[k] for k in ("hidden", "weight", "target")), None, -100, 0.0, 0.0, None, True, True, True)
+    with interpret():
+        torch.library.opcheck(ops._linear_cross_entropy, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
 @both_forms
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_trap_12_strides_do_not_matter(form, reduction):
@@ -577,7 +648,10 @@ def test_second_backward_raises_in_float32_and_works_in_bf16():
     assert torch.equal(first, second)
 
 
-def test_float32_weight_gradient_is_not_copied(monkeypatch):
+@pytest.mark.parametrize(
+    ("form", "dtype"), [(contextlib.nullcontext, torch.float32), (interpret, torch.bfloat16)], ids=["cpu", "triton"]
+)
+def test_the_weight_gradient_is_not_copied(form, dtype, monkeypatch):
     pointers = []
     forward = sweep.sweep
 
@@ -587,8 +661,9 @@ def test_float32_weight_gradient_is_not_copied(monkeypatch):
         return swept
 
     monkeypatch.setattr(ops, "sweep", spy)
-    inputs = problem(4, 8, 20)
-    linear_cross_entropy(**inputs).backward()
+    inputs = problem(4, 8, 20, dtype)
+    with form():
+        linear_cross_entropy(**inputs).backward()
     assert pointers == [inputs["weight"].grad.data_ptr()]
 
 

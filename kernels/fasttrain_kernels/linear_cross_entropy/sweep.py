@@ -104,7 +104,8 @@ def dweight_dtype(hidden: Tensor, weight: Tensor, use_triton: bool) -> torch.dty
     """
     M, H = hidden.shape
     V = weight.shape[0]
-    if not (use_triton and hidden.dtype == weight.dtype == torch.bfloat16):  # float16 could overflow before `unit`
+    narrow = hidden.dtype == torch.bfloat16 and weight.dtype == hidden.dtype  # float16 could overflow before `unit`
+    if not (use_triton and narrow):
         return wide_dtype(hidden.dtype)
     most = min(_most_rows(V, weight.dtype.itemsize, use_triton) + H, _ELEMENTS // (V + 16))
     return weight.dtype if M <= most else torch.float32
