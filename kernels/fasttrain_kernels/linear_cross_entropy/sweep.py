@@ -108,7 +108,7 @@ def dweight_dtype(hidden: Tensor, weight: Tensor, use_triton: bool) -> torch.dty
     if not (use_triton and narrow):
         return wide_dtype(hidden.dtype)
     most = min(_most_rows(V, weight.dtype.itemsize, use_triton) + H, _ELEMENTS // (V + 16))
-    return weight.dtype if M <= most else torch.float32
+    return weight.dtype if most >= M else torch.float32
 
 
 def rows_per_chunk(M: int, V: int, itemsize: int, use_triton: bool) -> int:
