@@ -103,7 +103,11 @@ def run_step(
 def seed_step(seed: int, step: int, rank: int) -> None:
     """The random state of a rank's step: of its dropout."""
     digest = hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()
-    torch.manual_seed(int.from_bytes(digest[:7]))
+    number = int.from_bytes(digest[:7])
+    # Not torch.manual_seed, which on a machine without a GPU takes a millisecond to note a seed for each that may come.
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
 
 
 def _on_its_way(values: Tensor, world: int) -> StepResult:

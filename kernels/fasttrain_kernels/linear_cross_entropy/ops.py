@@ -46,27 +46,27 @@ def _forward(
         _check_targets(target, weight.shape[0], ignore_index)
     options = Options(ignore_index, z_loss, label_smoothing, softcap)
     counted = _token_weights(target, token_weight, ignore_index, wide_dtype(hidden.dtype))
-    # Without a single counted token the mean is 0/0, a NaN as in F.cross_entropy, but the gradients are zero.
-    denominator = counted.sum() if mean else None
     # A mean's factor multiplies float32 sums. Gradients of 16 bits may be rounded as sums: theirs comes before.
-    early = denominator is not None and hidden.dtype.itemsize == 2
+    early = mean and hidden.dtype.itemsize == 2
     with torch.autocast(hidden.device.type, enabled=False):  # the matmuls' dtypes are chosen here
         swept = sweep(
             *(hidden, weight, target, options),
             use_triton=use_triton,
-            coef=_over(counted, denominator) if early else counted,
+            coef=_averaged(counted, counted) if early else counted,
             need_dhidden=need_dhidden,
             need_dweight=need_dweight,
         )
     loss = (swept.rows[0] * counted).sum(dtype=torch.float64)
-    if denominator is not None:
-        loss = loss / denominator
-    scale = swept.unit if early else _over(swept.unit, denominator)
+    if mean:
+        loss = loss / counted.sum()
+    scale = _averaged(swept.unit, counted) if mean and not early else swept.unit
     return loss.to(counted.dtype), swept.dhidden, swept.dweight, scale
 
 
-def _over(x: Tensor, denominator: Tensor | None) -> Tensor:
-    return x if denominator is None else torch.where(denominator == 0, 0, x / denominator)
+def _averaged(x: Tensor, counted: Tensor) -> Tensor:
+    """Without a single counted token the mean is 0/0, a NaN as in F.cross_entropy, but the gradients are zero."""
+    denominator = counted.sum()
+    return torch.where(denominator == 0, 0, x / denominator)
 
 
 def _fake(hidden: Tensor, weight: Tensor, target: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
