@@ -228,7 +228,7 @@ def _about_loss(plan: Plan) -> str:
     saved = plan.plain_loss.bytes - plan.memory.bytes
     return (
         f"linear cross-entropy takes {rows:,} of {tokens:,} tokens at a time, {gib(rows * vocab * a)} of "
-        f"logits; whole logits would raise the peak by {gib(max(saved, 0))}"
+        f"logits; plain cross-entropy would raise the peak by {gib(max(saved, 0))}"
     )
 
 
