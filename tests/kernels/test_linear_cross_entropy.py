@@ -448,6 +448,19 @@ def test_second_backward_raises_where_dweight_is_of_one_chunk():
             loss.backward()
 
 
+def test_one_chunk_compiles_to_the_same_gradients():
+    torch._dynamo.reset()
+    inputs = problem(6, 8, 33, torch.bfloat16)
+
+    def step(**tensors):
+        return linear_cross_entropy(**tensors) * 3
+
+    with interpret():
+        expected = gradients(step, inputs)
+        compiled = gradients(torch.compile(step, fullgraph=True, backend="aot_eager"), inputs)
+    assert all(torch.equal(a, b) for a, b in zip(compiled, expected, strict=True))
+
+
 @pytest.mark.parametrize("M", [72, 73])
 def test_the_fake_has_the_dtype_of_dweight(M, short_chunks):
     inputs = problem(M, 8, 33, torch.bfloat16)

@@ -278,9 +278,8 @@ def linear_cross_entropy_stats(
 def _flat(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     dtype = autocast_dtype(hidden)
     if dtype is not None:
-        hidden = hidden.to(
-            dtype
-        )  # weight is cast inside the op, so that its gradient is rounded once, to its own dtype
+        # The weight is cast inside the op, so that its gradient is rounded once, to its own dtype.
+        hidden = hidden.to(dtype)
     return hidden.reshape(target.numel(), hidden.shape[-1]), target.reshape(-1)
 
 
