@@ -9,7 +9,7 @@ from fasttrain.checkpoint import list_checkpoints
 
 EVERY, STEPS = 4, 13  # the first of three saves allocates its staging memory, and is left out
 MOST = 0.25  # of the time that training waits for a save that is not in the background
-MODEL = ["--model.layers", 8, "--model.hidden", 512, "--model.heads", 8, "--model.kv_heads", 8, "--model.ffn", 1536]
+MODEL = ["--model.layers", 6, "--model.hidden", 512, "--model.heads", 8, "--model.kv_heads", 8, "--model.ffn", 1536]
 BATCH = ["--data.sequence", 64, "--batch.sequences", 4, "--batch.micro", 4, "--batch.steps", STEPS, "--optim.warmup", 2]
 QUIET = ["--validation.every", 0, "--validation.sequences", 1, "--validation.sample", "", "--data.lint", "off"]
 
