@@ -309,11 +309,11 @@ class _Step:
         M, C, V = self.M, self.model.hidden, self.vocab
         if self.plain:  # logits, their fp32 copy, its log-softmax
             return M * V * (self.a + 4 + 4) if self.a < 4 else M * V * 8
-        rows = self._chunk_rows
         itemsize = self.a if self.device == "cuda" else 4
         casts = (M * C + V * C) * 4 if self.device == "cpu" and self.a < 4 else 0
-        logits = rows * (-(-V // 16) * 16) * itemsize
-        return 4 * M * C + self._weight_sum + logits + casts + 16 * M
+        logits = self._chunk_rows * (-(-V // 16) * 16) * itemsize
+        dweight = (self.a if self._one_chunk else 4) * V * C
+        return 4 * M * C + dweight + logits + casts + 16 * M
 
     def _loss_backward(self) -> float:
         M, C, V = self.M, self.model.hidden, self.vocab
@@ -321,15 +321,13 @@ class _Step:
             return M * V * (self.a + 4 + 4 + 4)
         if self.a == 4:
             return 4 * M * C + 4 * V * C
-        rounded = self._weight_sum == self.a * V * C  # and multiplied in place
-        return (4 + self.a) * M * C + self._weight_sum + (0 if rounded else self.a * V * C)
+        return (4 + self.a) * M * C + (self.a if self._one_chunk else 4 + self.a) * V * C
 
     @property
     def _chunk_rows(self) -> int:
         return chunk_rows(self.M, self.model.hidden, self.vocab, precision=self.precision, device=self.device)
 
     @property
-    def _weight_sum(self) -> float:
-        """The head's gradient in the loss: a sum of chunks is fp32."""
-        one_chunk = self.device == "cuda" and self.precision == "bf16" and self._chunk_rows == self.M
-        return (self.a if one_chunk else 4) * self.vocab * self.model.hidden
+    def _one_chunk(self) -> bool:
+        """Whether the head's gradient is no fp32 sum of chunks: it is in bf16 at once, and multiplied in place."""
+        return self.device == "cuda" and self.precision == "bf16" and self._chunk_rows == self.M
