@@ -101,18 +101,20 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _tell_changes(write: Callable[[str], None], results: Results, run: tracking.Run) -> None:
-    last = tracking.last_values(results.past, run.hardware)
-    before_now = [last[change.name][1] for change in results.changes if change.last is not None]
+    saved = tracking.saved_values(results.past, run.hardware)
+    before_now = [saved[change.name][-1][1] for change in results.changes if change.name in saved]
     since = max(before_now, key=lambda past: past.date, default=None)
     before = f"last of them: {since.told}" if since else "none was saved before"
     where = run.hardware["gpu"] or run.hardware["cpu"]
     width = 2 + max(len(change.name) for change in results.changes)
     write(f"\nchange on {where}, {run.commit}{' with changes' if run.changes else ''} ({before})")
-    write(f"  {'figure':<{width}}{'now':>12}{'last':>12}    change")
+    write(f"  {'figure':<{width}}{'now':>12}{'last':>12}{'usual':>12}    change")
     for change in results.changes:
         write(change.line(width))
     if worse := sum(change.worse for change in results.changes):
-        write(f"\n{worse} of {len(results.changes)} figures are worse than last time by more than their margin")
+        write(
+            f"\n{worse} of {len(results.changes)} figures are worse than last time and than usual by more than their margin"
+        )
 
 
 def _short(figure: Figure) -> str:

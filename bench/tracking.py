@@ -7,7 +7,8 @@ Running again adds rows to it, and replaces those of the same name. Rows of diff
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from bench.figures import Figure
 
 HISTORY = Path(__file__).parent / "results" / "history"
 GATING = ("ratio", "exact")
+RECENT = 5  # runs, of which the median is usual
 
 Rows = dict[str, dict[str, Any]]  # by name, as in the file
 
@@ -88,38 +90,55 @@ def history(folder: Path) -> list[Run]:
     return sorted((load(path) for path in folder.glob("*.json")), key=lambda run: run.date)
 
 
-def last_values(runs: Iterable[Run], hardware: dict[str, Any]) -> dict[str, tuple[float, Run]]:
-    """The newest value of each row on this very hardware, and the run that it is of."""
-    same = (run for run in runs if run.hardware == hardware)
-    return {name: (row["value"], run) for run in same for name, row in run.rows.items()}
+def saved_values(runs: Iterable[Run], hardware: dict[str, Any]) -> dict[str, list[tuple[float, Run]]]:
+    """The values of each row on this very hardware with the runs that they are of, in the order of `runs`."""
+    found: dict[str, list[tuple[float, Run]]] = {}
+    for run in runs:
+        if run.hardware == hardware:
+            for name, row in run.rows.items():
+                found.setdefault(name, []).append((row["value"], run))
+    return found
 
 
 @dataclass(frozen=True)
 class Change:
-    """A gating figure against its last value on the same hardware."""
+    """A gating figure against its saved values on the same hardware, the newest of which is the last."""
 
     name: str
     now: Figure
-    last: float | None
+    saved: Sequence[float]
+
+    @property
+    def last(self) -> float | None:
+        return self.saved[-1] if self.saved else None
+
+    @property
+    def usual(self) -> float | None:
+        """The last of an exact figure. A ratio varies, and one lucky run would make all after it look bad."""
+        if not self.saved or self.now.kind == "exact":
+            return self.last
+        return statistics.median(self.saved[-RECENT:])
 
     @property
     def worse(self) -> bool:
-        return self.last is not None and self.now.worse_than(self.last)
+        """Than the last, which may be worse than others on purpose, and than is usual."""
+        return all(value is not None and self.now.worse_than(value) for value in (self.last, self.usual))
 
     def line(self, width: int) -> str:
         digits = "{:>12,.0f}" if self.now.kind == "exact" else "{:>12.3f}"
         now = digits.format(self.now.value)
-        if self.last is None:
-            return f"  {self.name:<{width}}{now}{'':>12}       new"
+        if self.last is None or self.usual is None:
+            return f"  {self.name:<{width}}{now}{'':>24}       new"
         share = self.now.value / self.last - 1 if self.last else 0.0
         mark = f"  WORSE, by more than {self.now.margin:.0%}" if self.worse else ""
-        return f"  {self.name:<{width}}{now}{digits.format(self.last)}  {share:>+8.1%}{mark}"
+        before = digits.format(self.last) + digits.format(self.usual)
+        return f"  {self.name:<{width}}{now}{before}  {share:>+8.1%}{mark}"
 
 
 def changes(figures: dict[str, Figure], runs: Iterable[Run], hardware: dict[str, Any]) -> list[Change]:
-    last = last_values(runs, hardware)
+    saved = saved_values(runs, hardware)
     return [
-        Change(name, figure, last[name][0] if name in last else None)
+        Change(name, figure, [value for value, _ in saved.get(name, [])])
         for name, figure in figures.items()
         if figure.kind in GATING and figure.margin is not None
     ]

@@ -1,7 +1,7 @@
 """Contenders take turns, each in a process of its own, so that none changes how another's memory is allocated.
 
-One process works at a time, on one thread. It reports its own CPU time, which a busy machine disturbs least, and only
-ratios within one turn are compared. A turn begins with another contender each time.
+Once they are warm, one process works at a time, on one thread. It reports its own CPU time, which a busy machine
+disturbs least, and only ratios within one turn are compared. A turn begins with another contender each time.
 """
 
 from __future__ import annotations
@@ -28,14 +28,21 @@ class Turns:
     def __init__(self, pipes: dict[str, Connection]) -> None:
         self._pipes = pipes
         self.seconds: dict[str, list[float]] = {name: [] for name in pipes}
-        self.losses = {name: [self.ask(name, "step")[1]] for name in pipes}
-        self.start = {name: self.ask(name, "spent") for name in pipes}  # CPU seconds up to the end of the first step
-        for name, losses in self.losses.items():
-            losses += [self.ask(name, "step")[1] for _ in range(WARM_UP - 1)]
+        self.losses = {name: [loss] for name, (_, loss) in self.ask_all("step").items()}
+        self.start = self.ask_all("spent")  # CPU seconds up to the end of the first step
+        for _ in range(WARM_UP - 1):
+            for name, (_, loss) in self.ask_all("step").items():
+                self.losses[name].append(loss)
 
     def ask(self, name: str, what: str) -> Any:
         self._pipes[name].send(what)
         return self._pipes[name].recv()
+
+    def ask_all(self, what: str) -> dict[str, Any]:
+        """All at the same time: for what is not timed."""
+        for pipe in self._pipes.values():
+            pipe.send(what)
+        return {name: pipe.recv() for name, pipe in self._pipes.items()}
 
     def take(self, rounds: int) -> None:
         names = list(self._pipes)

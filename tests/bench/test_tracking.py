@@ -89,6 +89,21 @@ def test_last_is_the_newest_of_each_row_on_the_same_hardware():
     assert "new" in found[2].line(8)
 
 
+def test_a_lucky_run_is_not_the_measure_of_those_after_it():
+    def worse(now: Figure, *saved: float) -> bool:
+        runs = [run(f"2026-01-{day:02}", rows={"a": value}) for day, value in enumerate(saved, 1)]
+        (change,) = tracking.changes({"a": now}, runs, HERE)
+        return change.worse
+
+    assert not worse(ratio(0.95), 0.9, 0.94, 0.6)  # beside the median, 0.9
+    assert worse(ratio(1.05), 0.9, 0.94, 0.6)
+    assert not worse(ratio(1.05), 0.9, 0.9, 1.0)  # saved as the price of something
+    assert worse(ratio(1.05), 2.0, 2.0, 2.0, 0.9, 0.9, 0.9)  # better for good: what is older than five runs is past
+    assert worse(ratio(0.85, at_least=0.5), 1.0, 0.98, 1.5)  # more is better
+    assert not worse(ratio(0.95, at_least=0.5), 1.0, 0.98, 1.5)
+    assert worse(exact(101, "B"), 200, 200, 100)  # does not vary
+
+
 def test_a_damaged_file_is_named(tmp_path):
     (tmp_path / "x.json").write_text('{"rows": [}')
     with pytest.raises(ValueError, match="x.json is not a result of the benchmarks.*restore it"):
@@ -168,7 +183,7 @@ def test_a_run_tells_its_change_and_fails_when_it_is_worse(run_bench):
     assert "step/ours/of theirs" in path.read_text()
     code, out = run_bench(1.05)
     assert code == 0, out
-    assert re.search(r"step/ours/of theirs +1\.050 +1\.000 +\+5\.0%\n", out)
+    assert re.search(r"step/ours/of theirs +1\.050 +1\.000 +1\.000 +\+5\.0%\n", out)
     code, out = run_bench(6.0)
     assert code == 1
     assert re.search(r"step/ours/of theirs .*WORSE, by more than 10%", out)
