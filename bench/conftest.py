@@ -113,7 +113,7 @@ def _tell_changes(write: Callable[[str], None], results: Results, run: tracking.
         write(change.line(width))
     if worse := sum(change.worse for change in results.changes):
         write(
-            f"\n{worse} of {len(results.changes)} figures are worse than last time and than usual by more than their margin"
+            f"\n{worse} of {len(results.changes)} figures are worse than last and than usual by more than their margin"
         )
 
 

@@ -18,14 +18,14 @@ COMMON = (
     "--parallel.compile off"
 )
 RUNS = {
-    "tiny, 2M": "--recipe tiny --batch.steps 15",
+    "tiny, 2M": "--recipe tiny --batch.steps 10",
     "15M, large vocabulary": "--recipe tiny --model.layers 2 --model.hidden 512 --model.heads 8 --model.kv_heads 4 "
-    "--model.head_dim 64 --model.ffn 1408 --model.vocab 16384 --batch.sequences 4 --batch.micro 4 --batch.steps 7",
+    "--model.head_dim 64 --model.ffn 1408 --model.vocab 16384 --batch.sequences 4 --batch.micro 4 --batch.steps 6",
     "9M, accumulated, recomputed": "--recipe tiny --model.layers 8 --model.hidden 256 --model.heads 4 "
     "--model.kv_heads 4 --model.head_dim 64 --model.ffn 704 --batch.sequences 8 --batch.micro 2 "
-    "--parallel.recompute full --batch.steps 6",
+    "--parallel.recompute full --batch.steps 5",
     "5M, long sequences": "--recipe tiny --data.sequence 1024 --model.hidden 256 --model.heads 4 --model.kv_heads 2 "
-    "--model.head_dim 64 --model.ffn 768 --batch.sequences 2 --batch.micro 2 --batch.steps 7",
+    "--model.head_dim 64 --model.ffn 768 --batch.sequences 2 --batch.micro 2 --batch.steps 6",
 }
 
 

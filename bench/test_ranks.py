@@ -12,7 +12,7 @@ import pytest
 from bench.commands import finished_run
 from bench.figures import rate, ratio
 
-TURNS, STEPS, WARM_UP = 2, 7, 2
+TURNS, STEPS, WARM_UP = 2, 6, 2
 LEAST = 1.25  # times the tokens of one rank, with two
 SETTINGS = ["--batch.sequences", 32, "--batch.micro", 8, "--batch.steps", STEPS, "--optim.warmup", 2]
 QUIET = ["--validation.every", 0, "--validation.sequences", 1, "--validation.sample", "", "--checkpoint.every", 0]

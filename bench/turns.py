@@ -38,11 +38,12 @@ class Turns:
         self._pipes[name].send(what)
         return self._pipes[name].recv()
 
-    def ask_all(self, what: str) -> dict[str, Any]:
-        """All at the same time: for what is not timed."""
-        for pipe in self._pipes.values():
+    def ask_all(self, what: str, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """At the same time: for what is not timed."""
+        asked = {name: self._pipes[name] for name in names or self._pipes}
+        for pipe in asked.values():
             pipe.send(what)
-        return {name: pipe.recv() for name, pipe in self._pipes.items()}
+        return {name: pipe.recv() for name, pipe in asked.items()}
 
     def take(self, rounds: int) -> None:
         names = list(self._pipes)
