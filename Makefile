@@ -1,6 +1,6 @@
 # CI runs these targets verbatim. Everything is installed into .venv by the first target that needs it.
 .DEFAULT_GOAL := help
-.PHONY: help train tour test test-gpu test-browser test-eval test-docs test-faults check format bench bench-save bench-long bench-report compiled static clean
+.PHONY: help train tour test test-slow test-gpu test-browser test-eval test-docs test-faults check format bench bench-save bench-long bench-report compiled static clean
 
 VENV    ?= .venv
 PYTHON  ?= python3
@@ -18,8 +18,13 @@ train: $(VENV)/.installed ## install, and train the default recipe: a small mode
 tour: $(VENV)/.installed-dev ## every op of the kernel library, forward and backward, against its reference
 	@$(BIN)/python -m fasttrain_kernels.testing.tour
 
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist=worksteal --durations=8
+
 test: $(VENV)/.installed-dev ## install, and run the tests (no GPU needed)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist=worksteal --durations=8
+	@$(TEST) -m "not slow"
+
+test-slow: $(VENV)/.installed-dev ## the tests that take ten seconds or more each
+	@$(TEST) -m slow
 
 test-gpu: $(VENV)/.installed-dev ## the tests that need a GPU
 	@$(BIN)/python -m pytest -m gpu -rs

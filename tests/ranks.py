@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
+from fasttrain.metrics import hardware
+
 
 def run_ranks(worker: Callable[..., None], world: int, *args: Any, seconds: float = 120.0) -> None:
     """worker(*args) on every rank, in torchrun's environment; an error of one, or no end in time, fails the test."""
@@ -29,6 +31,7 @@ def run_ranks(worker: Callable[..., None], world: int, *args: Any, seconds: floa
 
 def _rank(rank: int, world: int, port: int, worker: Callable[..., None], args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
+    hardware._SECONDS = 0.0  # as in conftest.py
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )

@@ -45,7 +45,7 @@ def incidents(run: Path, kind: str) -> list[dict]:
     return [line for line in lines if line["kind"] == kind]
 
 
-@pytest.mark.parametrize(("world", "part"), [(1, "data"), (2, "backward")])
+@pytest.mark.parametrize(("world", "part"), [(1, "data"), pytest.param(2, "backward", marks=pytest.mark.slow)])
 def test_the_part_and_the_rank_are_named_within_50_steps(tmp_path, world, part):
     run_ranks(train, world, tmp_path, part)
     (incident,) = incidents(tmp_path, "slow-down")

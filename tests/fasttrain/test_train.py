@@ -83,7 +83,7 @@ def test_waiting_for_data_is_measured(tmp_path):
     assert max(curve(train(tmp_path / "fast"), "data_wait")[1:]) < 0.1
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
 def test_ranks_micro_batches_and_sharding_do_not_change_the_curve(tmp_path, optimizer):
     """FSDP on 2 and 4 ranks, HSDP, and every way to accumulate, against one process with one micro-batch."""
     alone = train(tmp_path / "alone", "--optim.kind", optimizer, "--batch.micro", 8)
@@ -260,6 +260,7 @@ def test_patience_ends_a_run_that_no_longer_improves(tmp_path):
     assert list_checkpoints(run / "checkpoints")[-1].step == 3
 
 
+@pytest.mark.slow
 def test_low_precision_trains_too(tmp_path):
     """bf16 and fp16 with its scaler, weights in fp32, in a process of its own and on two ranks."""
     exact = curve(train(tmp_path / "fp32"))

@@ -135,6 +135,7 @@ def test_what_is_not_finite_stays_in_its_row_and_column():
     assert not made[touched].isfinite().any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["-DWIDE", "-march=x86-64"])
 def test_other_builds(option, tmp_path, monkeypatch):
     """With vectors of AVX-512's width, and without AVX."""

@@ -104,6 +104,15 @@ def cache(tmp_path, monkeypatch):
     forget()
 
 
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """A source that compiles in no time."""
+    source = tmp_path / "tiny.cpp"
+    source.write_text("")
+    monkeypatch.setattr(native, "_SOURCES", [source])
+    return source
+
+
 def forget():
     native._missing.cache_clear()
     native._library.cache_clear()
@@ -129,12 +138,16 @@ def test_it_is_compiled_once(cache, monkeypatch):
     assert_works()
 
 
-def test_another_source_is_another_library(cache, monkeypatch):
-    native.missing()
+def test_another_source_is_another_library_and_so_are_other_options(cache, tiny, monkeypatch):
+    assert native.missing() == ""
+    tiny.write_text("int another;")
+    forget()
+    assert native.missing() == ""
+    assert len(list(cache.iterdir())) == 2
     monkeypatch.setattr(native, "_OPTIONS", [*native._OPTIONS, "-DANOTHER"])
     forget()
-    native.missing()
-    assert len(list(cache.iterdir())) == 2
+    assert native.missing() == ""
+    assert len(list(cache.iterdir())) == 3
 
 
 def test_without_a_compiler_ops_take_torch(cache, tmp_path, monkeypatch):
@@ -185,8 +198,8 @@ def test_a_cache_that_cannot_be_written_costs_only_time(cache, tmp_path, monkeyp
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_library_that_cannot_be_loaded_is_missing(cache):
-    native.missing()
+def test_a_library_that_cannot_be_loaded_is_missing(cache, tiny):
+    assert native.missing() == ""
     (built,) = cache.iterdir()
     built.unlink()  # not written to: it is in use
     built.write_bytes(b"no library")

@@ -42,6 +42,7 @@ def call(*words: object) -> int:
         return int(end.code or 0)
 
 
+@pytest.mark.slow
 def test_a_run_with_dropout_is_certified_also_on_two_ranks(tmp_path, capsys):
     keep = tmp_path / "kept"
     assert call("--steps", 8, "--model.dropout", 0.2, "--other-ranks", 2, "--keep", keep, "--json") == 0
@@ -63,6 +64,7 @@ def test_a_run_with_dropout_is_certified_also_on_two_ranks(tmp_path, capsys):
     assert "killed: until it is killed after step 4, on 1 rank" in printed.err
 
 
+@pytest.mark.slow
 def test_a_resume_that_forgets_an_average_is_found_out(tmp_path, capsys):
     trainer = (str(Path(__file__).parent.parent / "broken_resume.py"),)
     with patch.object(runs, "TRAINER", trainer):

@@ -9,6 +9,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import pytest
 import torch.distributed.checkpoint as dcp
 
 from fasttrain.checkpoint import Checkpoint
@@ -41,6 +42,7 @@ print(json.dumps([peak(f"{directory}/{dtype} {size}", dtype, size) for dtype, si
 """
 
 
+@pytest.mark.slow
 def test_the_peak_is_a_file_and_not_the_model(tmp_path: Path) -> None:
     path = tmp_path / "step-00000001"
     model = Decoder(MODEL, vocab=VOCAB, sequence=8)

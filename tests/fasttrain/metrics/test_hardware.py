@@ -14,6 +14,11 @@ from fasttrain.metrics import hardware, peak_flops, used_memory
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
+@pytest.fixture(autouse=True)
+def hasty():
+    """Not here: what is measured is asked for."""
+
+
 def direct_flops() -> float:
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
     best = float("inf")

@@ -19,6 +19,7 @@ RUN = [
 QUIET = ["--log.tensorboard", "False", "--validation.sequences", "8", "--validation.every", "0"]
 
 
+@pytest.mark.slow
 def test_memory_within_a_tenth_and_speed_of_that_order(tmp_path):
     standard_library()
     out, environment = ["--out", str(tmp_path / "run")], os.environ | {"OMP_NUM_THREADS": "1"}

@@ -246,6 +246,7 @@ static void* poisoned(size_t alignment, size_t size) { return memset(aligned_all
 BUILDS = {"this processor": [], "registers of AVX-512": ["-DWIDE"], "any x86": ["-march=x86-64"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", BUILDS.values(), ids=BUILDS)
 def test_every_build_is_the_reference_and_reads_what_it_wrote(extra, make, tmp_path, monkeypatch):
     """With buffers full of NaN, and the vectors of other processors, which the compiler makes of several registers."""
