@@ -21,7 +21,7 @@ from fasttrain.data.prepare.tokenizer import trained_on
 
 RATIO = 1.3  # of the time that tokenizers needs
 MARGIN = 0.3  # from run to run: each is measured once
-WORKERS = 0.6  # of a lone worker's rate, each of two: their cores may be threads of one
+WORKERS = 0.5  # of a lone worker's rate, each of two: with less, the second adds nothing
 VOCAB = 8192
 SIZE = 24e6  # bytes of text: what is done once weighs little
 LIBRARY_SIZE = 8e6
