@@ -31,8 +31,10 @@ Fault = Callable[[], None]
 class Training:
     """One process, or as many as ranks are given; use as a context, which kills what is left."""
 
-    def __init__(self, run: Path, *options: Any, fault: Fault | None = None, world: int = 1) -> None:
-        """fault: called in every process before it trains."""
+    def __init__(
+        self, run: Path, *options: Any, fault: Fault | None = None, world: int = 1, argv: list[str] | None = None
+    ) -> None:
+        """fault: called in every process before it trains; argv: the whole command, in place of options."""
         self.run, self._output = run, run.parent / f"{run.name}.output"
         self._output.touch()
         self._begin = self._output.stat().st_size
@@ -42,7 +44,7 @@ class Training:
             ranks = [master | dict(RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(world)]
         context = mp.get_context("forkserver")
         context.set_forkserver_preload([__name__, "fasttrain.train", "torch._dynamo"])
-        argv = command(run, *options)
+        argv = command(run, *options) if argv is None else argv
         self.ranks = [
             context.Process(target=_train, args=(argv, self._output, fault, environment), daemon=True)
             for environment in ranks
