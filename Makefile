@@ -32,11 +32,11 @@ test-gpu: $(VENV)/.installed-dev ## the tests that need a GPU
 test-browser: $(VENV)/.installed-dev ## the page of fasttrain report in a real browser (needs Debian's chromium)
 	@command -v chromium >/dev/null || { echo "there is no chromium: apt-get install chromium"; exit 1; }
 	@$(INSTALL) -e '.[dev,browser]'
-	@$(BIN)/python -m pytest tests/fasttrain/report/test_browser.py -rs
+	@$(BIN)/python -m pytest tests/fasttrain/tools/report/test_browser.py -rs
 
 test-eval: $(VENV)/.installed-dev ## fasttrain eval --tasks, with lm-evaluation-harness (50 packages, 430 MB)
 	@$(INSTALL) -e '.[dev,eval]'
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fasttrain/evaluate -rs
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fasttrain/tools/evaluate -rs
 
 test-docs: $(VENV)/.installed-dev ## the commands of the documentation again, with less shortened
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/docs --docs -rs --durations=8

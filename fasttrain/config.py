@@ -27,7 +27,7 @@ from typing import Any, Literal
 import tomli_w
 import tyro
 
-from fasttrain.architecture import TAKEN, architecture
+from fasttrain.hf.config import TAKEN, architecture
 
 STORED = "config.toml"  # the effective configuration, in a run's directory
 

@@ -9,7 +9,7 @@ addition before it, all blocks are alike, and what passes between them is the pa
     loss         = cross_entropy(head(normed))
 
 Projections that read the same input are one matrix: q, k and v; gate and up. Fewer, larger products are faster, and
-fasttrain.convert splits them for Transformers.
+fasttrain.hf.names splits them for Transformers.
 
 B sequences, T tokens each, C hidden, H heads, D head_dim, F ffn, V vocabulary.
 """
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from fasttrain import config
 from fasttrain.data import IGNORED
-from fasttrain.size import Parameters, flops_per_token, num_parameters
+from fasttrain.flops import Parameters, flops_per_token, num_parameters
 from fasttrain_kernels import (
     Linear,
     TokenStats,
@@ -56,7 +56,7 @@ class Loss(NamedTuple):
 
 
 class Past(Protocol):
-    """What a block knows of the tokens before those it is given: fasttrain.generate."""
+    """What a block knows of the tokens before those it is given: fasttrain.tools.generate."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (B, T, H, D), (B, T, Hkv, D) twice -> (B, T, H, D)
         """Of the queries, to all keys so far, these included."""

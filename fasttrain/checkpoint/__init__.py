@@ -11,9 +11,9 @@ for step in ...:
 outcomes = saver.close()
 """
 
-from fasttrain.checkpoint.published import Checkpoint, find, list_checkpoints, newest_sound, published
+from fasttrain.checkpoint.committed import Checkpoint, find, list_checkpoints, newest_sound, published
+from fasttrain.checkpoint.disk_space import Room, before_run, checkpoint_bytes
 from fasttrain.checkpoint.retention import set_aside
-from fasttrain.checkpoint.room import Room, before_run, checkpoint_bytes
 from fasttrain.checkpoint.saver import Checkpoints, Failed, Outcome, Saved
 from fasttrain.checkpoint.state import restore
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from fasttrain.checkpoint.published import Checkpoint
+from fasttrain.checkpoint.committed import Checkpoint
 from fasttrain.checkpoint.state import load, saved_tensors
 
 _AT_ONCE = 256 * 2**20  # bytes of each checkpoint in memory; a larger tensor is read alone

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch.distributed as dist
 
 from fasttrain import config
+from fasttrain.checkpoint.committed import Checkpoint
 from fasttrain.checkpoint.files import sync
-from fasttrain.checkpoint.published import Checkpoint
-from fasttrain.checkpoint.ranks import on_first
+from fasttrain.distributed.collectives import on_first
 
 PARTIAL = "partial"  # in the hidden name of a directory that is being written
 DELETED = "deleted"  # and of one that is being deleted

@@ -31,13 +31,13 @@ from torch import Tensor, nn
 
 from fasttrain import config
 from fasttrain.checkpoint import retention
+from fasttrain.checkpoint.committed import Checkpoint, directory_name, list_checkpoints, published
+from fasttrain.checkpoint.disk_space import before_save, may_go
 from fasttrain.checkpoint.files import File, sync
-from fasttrain.checkpoint.published import Checkpoint, directory_name, list_checkpoints, published
-from fasttrain.checkpoint.ranks import RanksFailed, on_first, rank_in, text_of, together
-from fasttrain.checkpoint.room import before_save, may_go
 from fasttrain.checkpoint.staging import Staging
 from fasttrain.checkpoint.state import captured, scale_of
 from fasttrain.checkpoint.writer import write
+from fasttrain.distributed.collectives import RanksFailed, on_first, rank_in, text_of, together
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
-from fasttrain.checkpoint.published import Checkpoint
-from fasttrain.checkpoint.ranks import RanksFailed, together
+from fasttrain.checkpoint.committed import Checkpoint
+from fasttrain.distributed.collectives import RanksFailed, together
 
 _SCALE = ("scale", "_growth_tracker")  # of a scaler's state dict; the rest of it are settings
 _SHOWN = 3  # names in an error

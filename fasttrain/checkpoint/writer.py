@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata
 
 from fasttrain.checkpoint.files import File, NewFile
-from fasttrain.checkpoint.ranks import Reason, text_of
+from fasttrain.distributed.collectives import Reason, text_of
 
 
 def write(state: dict[str, Tensor], directory: Path, group: dist.ProcessGroup) -> list[File]:

@@ -6,8 +6,7 @@ from fasttrain.data.batch import IGNORED, Batch
 from fasttrain.data.batches import Batches, Component, Origin, Skip
 from fasttrain.data.corpus import standard_library
 from fasttrain.data.dataset import Dataset
-from fasttrain.data.foreign import Described, ForeignDataset
-from fasttrain.data.opening import (
+from fasttrain.data.datasets import (
     AnyDataset,
     TrainingData,
     described_by,
@@ -16,6 +15,7 @@ from fasttrain.data.opening import (
     tokenizers_differ,
     training_data,
 )
+from fasttrain.data.formats import Described, ForeignDataset
 from fasttrain.data.prefetch import Prefetcher
 from fasttrain.data.stream import TokenStream
 from fasttrain.data.writer import DatasetWriter, holds_out

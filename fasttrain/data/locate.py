@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fasttrain.data.dataset import Dataset
-from fasttrain.data.history import Stretch, stretch_at, stretches
-from fasttrain.data.opening import AnyDataset
+from fasttrain.data.datasets import AnyDataset
+from fasttrain.data.segments import Stretch, stretch_at, stretches
 from fasttrain.data.sources import Source
 from fasttrain.data.stream import TokenStream
 

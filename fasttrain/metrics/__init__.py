@@ -3,9 +3,9 @@
 from fasttrain.metrics.display import Display
 from fasttrain.metrics.hardware import device_memory, device_name, measured_flops, peak_flops, used_memory
 from fasttrain.metrics.jsonl import Event, last_step, read_evaluations, read_incidents, read_metrics, read_validations
-from fasttrain.metrics.record import Recorder
+from fasttrain.metrics.logger import Recorder
 from fasttrain.metrics.sensors import GpuSensors
-from fasttrain.metrics.stopwatch import Lap, Stopwatch
+from fasttrain.metrics.step_timer import Lap, Stopwatch
 
 __all__ = [
     "Display",

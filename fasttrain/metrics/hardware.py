@@ -19,7 +19,7 @@ from time import perf_counter
 import torch
 
 from fasttrain.gpus import gpu_of_device
-from fasttrain.metrics.stopwatch import Stopwatch
+from fasttrain.metrics.step_timer import Stopwatch
 
 _SECONDS = 0.3  # of measuring
 # Rows of the measured matrices: doubled while a product takes less than so many seconds, or while that still helps and

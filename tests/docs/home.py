@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from fasttrain import cli
-from fasttrain.train import main as train
+from fasttrain.train.loop import main as train
 from tests.docs.pages import blocks
 from tests.fasttrain.data.lint.test_gate import doubled
-from tests.fasttrain.test_recovery import RUN as SPIKED
-from tests.fasttrain.test_recovery import poisoned
+from tests.fasttrain.train.test_rollback import RUN as SPIKED
+from tests.fasttrain.train.test_rollback import poisoned
 from tests.runs import SMALL
 
 DATASETS = ("data/my-text", "data/books", "data/web", "data/code", "my/dataset")  # the same as data/mine

@@ -22,7 +22,7 @@ from unittest.mock import patch
 from fasttrain.cli import COMMANDS
 from fasttrain.config import load
 from fasttrain.recipes import RECIPES
-from fasttrain.train import main as train
+from fasttrain.train.loop import main as train
 from tests.runs import SMALL
 
 # Placeholders, and figures of runs that are longer than those of a test

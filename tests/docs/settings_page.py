@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fasttrain import config
-from fasttrain.plan.data import vocab_of
+from fasttrain.flops import num_parameters
 from fasttrain.recipes import RECIPES
-from fasttrain.size import num_parameters
+from fasttrain.tools.plan.data import vocab_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "config.md"

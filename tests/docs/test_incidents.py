@@ -6,7 +6,7 @@ import ast
 import re
 
 from fasttrain import train
-from fasttrain.report.incidents import LEVELS
+from fasttrain.tools.report.events import LEVELS
 from tests.docs.pages import DOCS, ROOT
 
 PAGE = (DOCS / "incidents.md").read_text()

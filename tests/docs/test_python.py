@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from fasttrain.config import load
-from fasttrain.metrics import record
+from fasttrain.metrics import logger as record
 from fasttrain.recipes import RECIPES
 from tests.docs.names import IN_A_TEST, NAMES
 from tests.docs.pages import blocks

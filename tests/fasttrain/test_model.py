@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from fasttrain.config import Model
-from fasttrain.convert import from_huggingface, huggingface_config, to_huggingface
 from fasttrain.data import IGNORED
+from fasttrain.hf.names import from_huggingface, huggingface_config, to_huggingface
 from fasttrain.model import Decoder, flops_per_token, num_parameters
 from fasttrain_kernels import native
 from fasttrain_kernels._registration import kernels_on_cpu

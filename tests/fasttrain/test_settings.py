@@ -22,15 +22,16 @@ import torch
 
 import fasttrain.checkpoint.saver
 import fasttrain.data.lint.gate
+import fasttrain.distributed.parallelize
 import fasttrain.model
-import fasttrain.parallel
-import fasttrain.train
+import fasttrain.train.loop
 from fasttrain.checkpoint import find, list_checkpoints
 from fasttrain.config import Config
 from fasttrain.data import DatasetWriter, open_dataset
-from fasttrain.export import describe, export
+from fasttrain.hf.export import describe, export
 from fasttrain.metrics import read_incidents, read_metrics, read_validations
-from fasttrain.train import Run, main
+from fasttrain.train import main
+from fasttrain.train.loop import Run
 
 BASE: dict[str, Any] = {
     "model.layers": 2, "model.hidden": 16, "model.heads": 2, "model.kv_heads": 2, "model.head_dim": 8, "model.ffn": 16,
@@ -162,8 +163,8 @@ class _Spies(ExitStack):
         self.facts: dict[str, Any] = {"read": set(), "norms": 0, "compiled": 0}
 
     def __enter__(self) -> _Spies:
-        read, norm, first_step = Run.read, fasttrain.model.add_rms_norm, fasttrain.train.run_step
-        write, shard = fasttrain.checkpoint.saver.write, fasttrain.parallel.fully_shard
+        read, norm, first_step = Run.read, fasttrain.model.add_rms_norm, fasttrain.train.loop.run_step
+        write, shard = fasttrain.checkpoint.saver.write, fasttrain.distributed.parallelize.fully_shard
         start = torch.distributed.init_process_group
         facts = self.facts
 
@@ -206,7 +207,7 @@ class _Spies(ExitStack):
             (fasttrain.model, "add_rms_norm", noted_norm),
             (fasttrain.checkpoint.saver, "write", noted_write),
             (torch, "compile", noted_compile),
-            (fasttrain.parallel, "fully_shard", noted_shard),
+            (fasttrain.distributed.parallelize, "fully_shard", noted_shard),
             (torch.distributed, "init_process_group", noted_start),
         ):
             self.enter_context(patch.object(target, name, noted))

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import fasttrain.checkpoint.saver
-import fasttrain.saving
+import fasttrain.train.saving
 from fasttrain.checkpoint import Checkpoints, list_checkpoints
 from fasttrain.metrics import read_metrics
-from fasttrain.train import UNSAVED
+from fasttrain.train.loop import UNSAVED
 from tests.faults.conftest import Row
 from tests.faults.namespaces import Shell, small_disk
 from tests.faults.processes import Training, finished, last_step
@@ -83,7 +83,7 @@ def fill(directory: Path, left: int) -> None:
 
 def impatient() -> None:
     """A run that is held tries again soon."""
-    fasttrain.saving.PAUSE = fasttrain.saving.LONGEST_PAUSE = 0.3
+    fasttrain.train.saving.PAUSE = fasttrain.train.saving.LONGEST_PAUSE = 0.3
 
 
 def filled_while_writing() -> None:

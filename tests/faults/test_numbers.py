@@ -10,12 +10,12 @@ from unittest.mock import patch
 import pytest
 import torch
 
-import fasttrain.run
+import fasttrain.train.setup
 from fasttrain.data import Origin
-from fasttrain.data.history import stretches
+from fasttrain.data.segments import stretches
 from fasttrain.metrics import read_metrics
-from fasttrain.resume import Progress
-from tests.fasttrain.test_recovery import poisoned, train, train_with_nan
+from fasttrain.train.resume import Progress
+from tests.fasttrain.train.test_rollback import poisoned, train, train_with_nan
 from tests.faults.conftest import Row
 from tests.ranks import run_ranks
 from tests.runs import curve, incidents, weights
@@ -51,7 +51,7 @@ def test_a_poisoned_stretch_of_data_is_left_out(tmp_path: Path, row: Row) -> Non
     assert "bad data: the batch of step" in back["text"]
     assert back["documents"]
     skips = stretches(run)[-1].origin.skips
-    with patch.object(fasttrain.run, "Progress", partial(Progress, origin=Origin(skips=skips))):
+    with patch.object(fasttrain.train.setup, "Progress", partial(Progress, origin=Origin(skips=skips))):
         assert train(tmp_path / "without") == 0
     assert curve(read_metrics(run)) == curve(read_metrics(tmp_path / "without"))
     torch.testing.assert_close(weights(run), weights(tmp_path / "without"), rtol=0, atol=0)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import fasttrain.train
+import fasttrain.train.loop
 from fasttrain.checkpoint import list_checkpoints
+from fasttrain.distributed.hang_detector import LOST
 from fasttrain.metrics import read_metrics
-from fasttrain.rollcall import LOST
 from tests.faults.conftest import Row
 from tests.faults.processes import Training, finished, last_step, launched, torchrun, wait_for
 from tests.runs import command, curve, incidents, weights
@@ -65,7 +65,7 @@ def test_torchrun_starts_a_run_again_when_a_rank_dies(tmp_path: Path, whole: Pat
 
 def hangs_once(marker: Path) -> None:
     """A fault: rank 1 hangs in Python, before step 8."""
-    seed_step = fasttrain.train.seed_step
+    seed_step = fasttrain.train.loop.seed_step
 
     def hang(seed: int, step: int, rank: int) -> None:
         if (rank, step) == (1, 7):
@@ -73,7 +73,7 @@ def hangs_once(marker: Path) -> None:
             time.sleep(600)
         seed_step(seed, step, rank)
 
-    fasttrain.train.seed_step = hang
+    fasttrain.train.loop.seed_step = hang
 
 
 def test_a_rank_that_hangs_ends_the_others_and_is_named(tmp_path: Path, whole: Path, row: Row) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import fasttrain.checkpoint.saver
-import fasttrain.run
-import fasttrain.train
+import fasttrain.train.loop
+import fasttrain.train.setup
 from fasttrain.checkpoint import list_checkpoints
 from fasttrain.metrics import read_metrics
 from tests.faults.conftest import Row
@@ -52,7 +52,7 @@ def signalled(phase: str, number: int, marker: Path) -> None:
 
     train = fasttrain.train
     if phase == "while starting":
-        before(fasttrain.run, "training_data", get)
+        before(fasttrain.train.setup, "training_data", get)
     elif phase == "before the first step":
         before(train, "_announce", get)
     elif phase == "in a step":

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.train import Run
+from fasttrain.train.loop import Run
 from tests.faults.conftest import Row
 from tests.faults.processes import Training
 from tests.runs import incidents

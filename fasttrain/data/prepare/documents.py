@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from fasttrain.data.prepare.chunks import LOOK, Piece, read_range
 from fasttrain.data.prepare.inputs import Input
-from fasttrain.data.prepare.pieces import LOOK, Piece, read_range
 from fasttrain.data.prepare.settings import Settings
 
 BOM = "\ufeff"

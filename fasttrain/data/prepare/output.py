@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from fasttrain.data.prepare.chunks import Piece, Position
 from fasttrain.data.prepare.documents import DUPLICATE, LeftOut, Place
 from fasttrain.data.prepare.inputs import Input
-from fasttrain.data.prepare.pieces import Piece, Position
 from fasttrain.data.prepare.report import Report
 from fasttrain.data.prepare.seen import DIGEST, Seen
 from fasttrain.data.prepare.tokenizer import Vocabulary

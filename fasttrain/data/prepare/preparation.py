@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fasttrain.data.prepare.chunks import cut
 from fasttrain.data.prepare.inputs import Input, find_inputs
-from fasttrain.data.prepare.journal import Journal, alone_in, clear, work_directory_of
 from fasttrain.data.prepare.output import Output
-from fasttrain.data.prepare.pieces import cut
 from fasttrain.data.prepare.pool import in_another_process, in_order
+from fasttrain.data.prepare.progress_file import Journal, alone_in, clear, work_directory_of
 from fasttrain.data.prepare.sample import sample
 from fasttrain.data.prepare.settings import Settings
 from fasttrain.data.prepare.tokenizer import BYTES, SEPARATOR, Vocabulary, loaded, plain_bytes, trained_on

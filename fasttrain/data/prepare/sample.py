@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from fasttrain.data.prepare.chunks import PIECE, Piece, Position, cut
 from fasttrain.data.prepare.documents import Document, contents, documents
 from fasttrain.data.prepare.inputs import Input
-from fasttrain.data.prepare.pieces import PIECE, Piece, Position, cut
 from fasttrain.data.prepare.settings import Settings
 
 SIZE = 32 * 2**20  # bytes: more text changes the tokens little

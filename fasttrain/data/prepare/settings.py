@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fasttrain.data.prepare.pieces import PIECE
+from fasttrain.data.prepare.chunks import PIECE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fasttrain.data.prepare.chunks import Piece
 from fasttrain.data.prepare.documents import EMPTY, Document, LeftOut, contents, documents
 from fasttrain.data.prepare.encoder import Encoder
 from fasttrain.data.prepare.inputs import Input
-from fasttrain.data.prepare.pieces import Piece
 from fasttrain.data.prepare.seen import DIGEST, digest
 from fasttrain.data.prepare.settings import Settings
 from fasttrain.data.prepare.tokenizer import Vocabulary

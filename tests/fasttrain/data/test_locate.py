@@ -11,9 +11,9 @@ import pytest
 
 from fasttrain import cli, config
 from fasttrain.data import Batches, Origin, Skip, training_data
-from fasttrain.data.history import NAME, Stretch, record, stretch_at, stretches, with_paths
 from fasttrain.data.locate import SPLIT, documents_from, locate, seen, step_of_token, text_of
 from fasttrain.data.prepare import Settings, prepare
+from fasttrain.data.segments import NAME, Stretch, record, stretch_at, stretches, with_paths
 
 T = 16
 

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from fasttrain.config import Log
-from fasttrain.journal import Journal
 from fasttrain.metrics import Display, display
+from fasttrain.train.journal import Journal
 
 VALUES = {
     "loss": 3.2141,

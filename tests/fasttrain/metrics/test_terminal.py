@@ -19,10 +19,10 @@ CRASH = 12
 
 SCRIPT = f"""
     import fcntl, struct, sys, termios, time
-    import fasttrain.train
+    import fasttrain.train.loop
     from fasttrain.train import main
 
-    real, steps = fasttrain.train.run_step, iter(range(1, 100))
+    real, steps = fasttrain.train.loop.run_step, iter(range(1, 100))
 
     def noted(*arguments, **options):
         step = next(steps)
@@ -33,7 +33,7 @@ SCRIPT = f"""
         time.sleep(0.21)  # every step is drawn
         return real(*arguments, **options)
 
-    fasttrain.train.run_step = noted
+    fasttrain.train.loop.run_step = noted
     main(sys.argv[1:])
 """
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fasttrain import cli
-from fasttrain.commands.data_lint import main
+from fasttrain.cli.data_lint import main
 from fasttrain.data.lint import lint
 from tests.fasttrain.data.lint.defects import PAD, SEPARATOR, TOKENIZER, documents, write
 

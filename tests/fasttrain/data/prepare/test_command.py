@@ -6,9 +6,9 @@ import signal
 import pytest
 
 from fasttrain import cli
-from fasttrain.commands import data_prepare
+from fasttrain.cli import data_prepare
 from fasttrain.data import Dataset
-from fasttrain.data.prepare import pieces
+from fasttrain.data.prepare import chunks
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_mistakes_are_one_line(tmp_path, texts, capsys, options, message):
 
 
 def test_interrupted_and_gone_on(tmp_path, texts, capsys, monkeypatch):
-    monkeypatch.setattr(pieces, "FILES", 10)
+    monkeypatch.setattr(chunks, "FILES", 10)
     rate = data_prepare._rate
     monkeypatch.setattr(
         data_prepare, "_rate", lambda p, *rest: signal.raise_signal(signal.SIGINT) if p.done else rate(p, *rest)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from fasttrain.data import Dataset, holds_out
-from fasttrain.data.prepare import Settings, pieces, prepare
+from fasttrain.data.prepare import Settings, chunks, prepare
 from fasttrain.data.prepare.tokenizer import SEPARATOR
 
 ALL = Settings(validation=0, shortest=1)
@@ -82,8 +82,8 @@ def text_at(source) -> str:
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.jsonl.zst", "x.parquet"])
 @pytest.mark.parametrize("piece", [100, 1000, 2**22])
 def test_every_format_in_pieces_of_any_size(tmp_path, monkeypatch, name, piece):
-    monkeypatch.setattr(pieces, "PIECE", piece)
-    monkeypatch.setattr(pieces, "BLOCK", 50)
+    monkeypatch.setattr(chunks, "PIECE", piece)
+    monkeypatch.setattr(chunks, "BLOCK", 50)
     dataset = prepared(tmp_path / "out", write(tmp_path / name, TEXTS))
     assert documents(dataset) == TEXTS
     sources = [dataset.source("train", i) for i in range(len(TEXTS))]
@@ -106,7 +106,7 @@ def test_a_tree_of_texts(tmp_path):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_long_text_is_cut_at_lines_and_nothing_is_lost(tmp_path, monkeypatch, packed):
-    monkeypatch.setattr(pieces, "NEAR", 100)
+    monkeypatch.setattr(chunks, "NEAR", 100)
     text = "".join(f"line {i} é\n" for i in range(1000)) + "".join(chr(0x4E00 + i) for i in range(3000))
     path = tmp_path / ("x.txt.gz" if packed else "x.txt")
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
@@ -197,7 +197,7 @@ def test_what_is_left_out_is_reported_with_file_and_line(tmp_path):
 
 
 def test_lines_are_counted_over_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE", 64)
+    monkeypatch.setattr(chunks, "PIECE", 64)
     texts = [f"document number {i // 2}" for i in range(40)]
     dataset = prepared(tmp_path / "out", write(tmp_path / "x.jsonl", texts))
     assert left_out(dataset) == [("duplicate", "x.jsonl", line) for line in range(2, 41, 2)]
@@ -235,7 +235,7 @@ def test_any_documents_come_back_in_their_splits(tmp_path_factory, texts):
 
 
 def test_the_same_files_whatever_the_number_of_workers(tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE", 500)
+    monkeypatch.setattr(chunks, "PIECE", 500)
     inputs = [write(tmp_path / name, TEXTS) for name in ("x.jsonl", "y.jsonl.gz", "z.parquet")]
     write(tmp_path / "w.jsonl", [text.upper() for text in TEXTS])
     for workers in (1, 2, 3):

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from fasttrain.data import Dataset
-from fasttrain.data.prepare import Settings, pieces, preparation, prepare
-from fasttrain.data.prepare.journal import alone_in, work_directory_of
+from fasttrain.data.prepare import Settings, chunks, preparation, prepare
+from fasttrain.data.prepare.progress_file import alone_in, work_directory_of
 
 TEXTS = [f"Document {i} is {'long ' * (i % 9)}enough, with the number {i * 31}.\n" for i in [*range(170), *range(30)]]
 
@@ -21,7 +21,7 @@ TEXTS = [f"Document {i} is {'long ' * (i % 9)}enough, with the number {i * 31}.\
 @pytest.fixture
 def inputs(tmp_path: Path, monkeypatch) -> list[Path]:
     """A few hundred documents, some of them bad or twice there, in 20 pieces with a sync after each."""
-    monkeypatch.setattr(pieces, "PIECE", 1200)
+    monkeypatch.setattr(chunks, "PIECE", 1200)
     monkeypatch.setattr(preparation, "SYNC_SECONDS", 0)
     lines = [json.dumps({"text": text}) for text in TEXTS]
     lines[50] = "{"

@@ -1,0 +1,189 @@
+"""Published checkpoints: RUN/checkpoints/step-00000100 with checkpoint.json, which says what all other files are.
+
+A directory has this name only once everything in it is on the disk and has been compared with what was meant. A step
+that is saved again goes beside the former one, as step-00000100-2, and counts instead of it; then the former one is
+deleted. At no moment is there neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from fasttrain.checkpoint.files import File, NewFile
+from fasttrain.distributed.collectives import RanksFailed, on_first, rank_in, together
+
+FORMAT = "fasttrain checkpoint"
+VERSION = 1
+NAME = "checkpoint.json"
+_PUBLISHED = re.compile(r"step-(\d{8,})(?:-(\d+))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A published checkpoint: its directory and the content of its checkpoint.json."""
+
+    path: Path
+    step: int  # steps done
+    loss: float | None  # of validation, at this step
+    optimizer: str  # class
+    scaler: dict[str, float]  # empty without fp16
+    facts: dict[str, Any]  # what the trainer wants to know again
+    files: tuple[File, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    def write(self) -> None:
+        content = dict(format=FORMAT, version=VERSION) | asdict(self)
+        del content["path"]
+        with NewFile(self.path / NAME) as file:
+            file.write(_dump(content | dict(sha256=_digest(content))).encode())
+
+    @classmethod
+    def read(cls, path: Path) -> Checkpoint:
+        """Raise an error that says what is wrong unless `path` holds a published checkpoint. Reads checkpoint.json."""
+        file = path / NAME
+        if path.name.startswith("."):  # it may have everything but its name
+            raise ValueError(f"checkpoint: {path} was never finished, or is being deleted; name another one")
+        try:
+            content = json.loads(file.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            raise ValueError(f"checkpoint: {path} has no {NAME}, so it is not a checkpoint") from None
+        except ValueError as error:
+            raise ValueError(f"checkpoint: {file} is damaged ({error})") from None
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError(f'checkpoint: {file} does not say "format": "{FORMAT}"; damaged, or of another program')
+        if content.get("version") != VERSION:
+            raise ValueError(
+                f"checkpoint: {file} has version {content.get('version')}, this fasttrain reads version {VERSION}; use "
+                "the fasttrain that wrote it"
+            )
+        if content.pop("sha256", None) != _digest(content):
+            raise ValueError(f"checkpoint: {file} is damaged: its content does not have the sha256 that it states")
+        del content["format"], content["version"]
+        files = tuple(File(**entry) for entry in content.pop("files"))
+        checkpoint = cls(path=path, files=files, **content)
+        if (name := _PUBLISHED.fullmatch(path.name)) and int(name[1]) != checkpoint.step:
+            raise ValueError(f"checkpoint: {path} holds step {checkpoint.step}; give it its name back")
+        return checkpoint
+
+    def verify(self, group: dist.ProcessGroup | None = None) -> None:
+        """Raise unless every file is what was written; the ranks of `group`, if any, read a share of the files each."""
+        rank, size = (rank_in(group), group.size()) if group else (0, 1)
+        wrong = together(group, lambda: _damages(self.path, self.files[rank::size]))
+        if damages := [damage for theirs in wrong for damage in theirs]:
+            raise ValueError(f"checkpoint: {'; '.join(damages)}; resume from an earlier one")
+
+
+def directory_name(step: int, existing: list[Path]) -> str:
+    """A name for a new checkpoint of a step, that none of the existing ones has."""
+    versions = [_order(path)[1] for path in existing if _order(path)[0] == step]
+    return f"step-{step:08}" + (f"-{max(versions) + 1}" if versions else "")
+
+
+def published(directory: Path) -> list[Path]:
+    """All that is named like a checkpoint, sound or not, by step."""
+    if not directory.is_dir():
+        return []
+    return sorted((path for path in directory.iterdir() if _PUBLISHED.fullmatch(path.name)), key=_order)
+
+
+def list_checkpoints(directory: Path) -> list[Checkpoint]:
+    """The published checkpoints by step, as far as their checkpoint.json can be read."""
+    found = []
+    for path in published(directory):
+        try:
+            found.append(Checkpoint.read(path))
+        except ValueError:
+            continue  # newest_sound names it when it matters
+    return found
+
+
+def newest_sound(
+    directory: Path,
+    group: dist.ProcessGroup | None,
+    report: Callable[[str], None],
+    steps: range | None = None,  # None: of any
+) -> Checkpoint | None:
+    """The last checkpoint whose files all are what was written; report() is told about those that are not."""
+    for path in reversed(on_first(group, lambda: published(directory))):
+        if steps is not None and _order(path)[0] not in steps:
+            continue
+        try:
+            checkpoint = on_first(group, lambda path=path: _readable(path))  # type: ignore[misc]
+            if isinstance(checkpoint, str):
+                raise ValueError(checkpoint)
+            checkpoint.verify(group)
+            return checkpoint
+        except (ValueError, RanksFailed) as error:
+            report(str(error))
+    return None
+
+
+def find(name: str | Path) -> Checkpoint:
+    """The checkpoint that is meant by a run's directory (its last), RUN@400, or a checkpoint's own directory."""
+    run, step = _run_and_step(str(name))
+    if step is None and ((run / NAME).exists() or run.name.startswith(".step-") or _PUBLISHED.fullmatch(run.name)):
+        return Checkpoint.read(run)
+    directory = run / "checkpoints" if (run / "checkpoints").is_dir() else run
+    paths = {_order(path)[0]: path for path in published(directory)}  # of one step, the last
+    if not paths:
+        raise ValueError(f"checkpoint: there is none in {directory}; is {run} the directory of a run?")
+    if step is None:
+        return Checkpoint.read(paths[max(paths)])
+    if not step.isdecimal() or int(step) not in paths:
+        raise ValueError(f"checkpoint: {run} has none of step {step!r}; it has {', '.join(map(str, paths))}")
+    return Checkpoint.read(paths[int(step)])
+
+
+def _run_and_step(name: str) -> tuple[Path, str | None]:
+    path, at, step = (name, "", "") if Path(name).exists() else name.rpartition("@")
+    if not Path(path or name).is_dir():
+        state = "is not a directory" if Path(path or name).exists() else "does not exist"
+        raise FileNotFoundError(
+            f"checkpoint: {path or name} {state}; name a run, RUN@STEP, or the directory of a checkpoint"
+        )
+    return Path(path), step if at else None
+
+
+def _order(path: Path) -> tuple[int, int]:
+    """Step, and which saving of it."""
+    name = _PUBLISHED.fullmatch(path.name)
+    assert name
+    return int(name[1]), int(name[2] or 1)
+
+
+def _readable(path: Path) -> Checkpoint | str:
+    """The checkpoint, or what is wrong with it."""
+    try:
+        return Checkpoint.read(path)
+    except ValueError as error:
+        return str(error)
+
+
+def _damages(directory: Path, files: tuple[File, ...]) -> list[str]:
+    found = []
+    for file in files:
+        try:
+            file.check(directory)
+        except (ValueError, OSError) as error:  # OSError: the disk itself
+            found.append(str(error))
+    return found
+
+
+def _dump(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _digest(content: dict[str, Any]) -> str:
+    """Of all that checkpoint.json says, its own checksum aside."""
+    return hashlib.sha256(_dump(content).encode()).hexdigest()

@@ -1,0 +1,99 @@
+"""Room for checkpoints: for all that a run will hold, before it starts; and for each one, before it is saved.
+
+What the file system says is free may still be less than that: quotas do not show, and others write too. So a save that
+finds enough room can fail all the same, and says so; this only makes it rare and early.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fasttrain import config
+from fasttrain.checkpoint.committed import Checkpoint, list_checkpoints
+from fasttrain.checkpoint.retention import expendable, put_aside
+from fasttrain.disk import RESERVE, SLACK, StatVfs, free_bytes, held
+
+_STATE = 12  # bytes per parameter: the weight and two averages, fp32. Muon has one average of matrices: less
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """Whether there is enough."""
+
+    state: Literal["enough", "prune", "not enough"]
+    directory: Path
+    needed: int  # bytes
+    free: int  # bytes
+    prune: tuple[Path, ...] = ()  # checkpoints that may go, and whose going is enough
+
+    def __str__(self) -> str:
+        numbers = f"{self.needed / 1e9:,.2f} GB are needed and {self.free / 1e9:,.2f} GB are free in {self.directory}"
+        if self.state == "enough":
+            return numbers
+        if self.state == "prune":
+            return f"{numbers}; deleting {', '.join(path.name for path in self.prune)} is enough"
+        return f"{numbers}; free some, or keep fewer checkpoints (checkpoint.keep_last, keep_every)"
+
+
+def checkpoint_bytes(directory: Path, parameters: int) -> int:
+    """Of the run's next checkpoint: as its last one, or by the number of parameters."""
+    existing = list_checkpoints(directory)
+    return existing[-1].bytes if existing else _STATE * parameters
+
+
+def before_run(
+    directory: Path,
+    keep: config.Checkpoint,
+    *,
+    size: int,  # bytes of a checkpoint
+    steps: int,  # of the whole run
+    statvfs: StatVfs = os.statvfs,
+) -> Room:
+    """Room for the checkpoints that retention will hold at most, the one being written included."""
+    present = [checkpoint.bytes for checkpoint in list_checkpoints(directory)] + _asides(directory)
+    needed = max(int(held(keep, steps) * size * SLACK) - sum(present), 0) + RESERVE
+    free = free_bytes(directory, statvfs)
+    return Room(state="enough" if needed <= free else "not enough", directory=directory, needed=needed, free=free)
+
+
+def before_save(
+    directory: Path,
+    keep: config.Checkpoint,
+    *,
+    size: int,  # bytes of a checkpoint
+    step: int,  # of the one to be saved
+    statvfs: StatVfs = os.statvfs,
+) -> Room:
+    """Room for one more, if need be without those that may go."""
+    needed, free = int(size * SLACK) + RESERVE, free_bytes(directory, statvfs)
+    if needed <= free:
+        return Room(state="enough", directory=directory, needed=needed, free=free)
+    gained, going = free, []
+    for path in may_go(directory, keep, step=step):
+        going.append(path)
+        gained += _size(path)
+        if needed <= gained:
+            return Room(state="prune", directory=directory, needed=needed, free=free, prune=tuple(going))
+    return Room(state="not enough", directory=directory, needed=needed, free=free)
+
+
+def may_go(directory: Path, keep: config.Checkpoint, *, step: int) -> list[Path]:
+    """What a run can do without when it has no room for the checkpoint of `step`, first what it misses least.
+
+    First what was set aside, then what retention would delete after that checkpoint. The newest one always stays.
+    """
+    existing = list_checkpoints(directory)
+    coming = Checkpoint(path=directory, step=step, loss=None, optimizer="", scaler={}, facts={}, files=())
+    going = [checkpoint.path for checkpoint in expendable([*existing, coming], keep) if checkpoint is not existing[-1]]
+    return put_aside(directory) + going
+
+
+def _asides(directory: Path) -> list[int]:
+    return [_size(path) for path in put_aside(directory)]
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.iterdir())

@@ -1,0 +1,109 @@
+"""fasttrain export: a checkpoint of a run as a Hugging Face checkpoint, for Transformers, vLLM and others.
+
+It loads as Qwen3, or as Llama if the model has no qk_norm. Weights are written file by file: however large the model,
+in memory is one file of --shard-size and little more. docs/export.md explains the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fasttrain.checkpoint import find
+from fasttrain.cli.checkpoints import size
+from fasttrain.hf.directory import check_is_free
+from fasttrain.hf.export import SHARD, WITHOUT, Exported, Source, describe, export
+from fasttrain.hf.weights import DTYPES, weights
+from fasttrain.process import mistakes_without_traceback
+from fasttrain.tools.plan.quantities import parse_bytes
+
+PROGRAM = "fasttrain export"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit code 0: written; 2: a mistake in the command, or a damaged checkpoint."""
+    options = _parser().parse_args(arguments)
+    with mistakes_without_traceback(PROGRAM):
+        check_is_free(options.out)
+        checkpoint = find(options.run)
+        source = describe(checkpoint, options.tokenizer)
+        total = weights(checkpoint, source.settings.model, DTYPES[options.dtype]).bytes
+        screen = Console(stderr=True, highlight=False)
+        with screen.status(f"comparing {checkpoint.path} with its checksums, {size(checkpoint.bytes)}"):
+            checkpoint.verify()
+        with _progress(screen) as progress:
+            task = progress.add_task("writing", total=total)
+            result = export(
+                source, options.out, dtype=options.dtype, shard=options.shard_size,
+                report=lambda written: progress.advance(task, written),
+            )  # fmt: skip
+    _tell(result, source, options.dtype)
+    return 0
+
+
+def _tell(result: Exported, source: Source, dtype: str) -> None:
+    """What is where, and what can be done with it."""
+    family = "Qwen3" if source.settings.model.qk_norm else "Llama"
+    where = f"step {source.checkpoint.step} of {source.run}"
+    print(f"{result.path}: {family}, {result.parameters:,} parameters in {dtype}, {where}")
+    for name, length in result.files.items():
+        print(f"  {name:<36}{size(length):>10}")
+    if source.tokenizer is None:
+        print("without a tokenizer, so that texts are tokens only; --tokenizer tokenizer.json adds one")
+    print("\nnext:")
+    print(f'  python -c "from transformers import AutoModelForCausalLM as M; M.from_pretrained({str(result.path)!r})"')
+    path = shlex.quote(str(result.path))
+    if source.tokenizer is not None:
+        print(f"  vllm serve {path}")
+    print(f"  fasttrain train --from-hf {path} --data.path DATA --out RUN")
+
+
+def _progress(screen: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
+
+
+def _bytes(text: str) -> int:
+    try:
+        found = int(parse_bytes(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if found < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be above 0")
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM, description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "run",
+        metavar="RUN[@STEP]",
+        help="a run (its last checkpoint), one of its steps, or a checkpoint's own directory",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new or an empty directory")
+    parser.add_argument(
+        "--dtype",
+        choices=list(DTYPES),
+        default="fp32",
+        help="of the weights: fp32 as they were trained (default), or bf16, rounded to nearest",
+    )
+    parser.add_argument(
+        "--shard-size",
+        type=_bytes,
+        default=SHARD,
+        metavar="BYTES",
+        help=f"of a file of weights, at most: 5GB (default: {SHARD // 10**9}GB), 500MB, ...",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        help=f"a tokenizer.json, in place of that of the run's data; {WITHOUT}: export without one",
+    )
+    return parser

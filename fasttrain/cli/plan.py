@@ -1,0 +1,230 @@
+"""fasttrain plan: what a run will be, before anyone pays for it.
+
+Takes a recipe or configuration as `fasttrain train` does, with any of its options (--model.layers 24), and a GPU type.
+Says sizes, memory, speed, days and cost; fails on what contradicts itself and on what does not fit. Needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from rich.console import Console
+
+from fasttrain.config import Config, load
+from fasttrain.disk import free_bytes
+from fasttrain.gpus import find_gpu, gpus
+from fasttrain.recipes import RECIPES
+from fasttrain.tools.plan.advice import advice, largest_model, remedies, scaling, search, summary_of
+from fasttrain.tools.plan.data import dataset_tokens, vocab_of
+from fasttrain.tools.plan.estimate import Place, Plan, outlook
+from fasttrain.tools.plan.page import write_page
+from fasttrain.tools.plan.quantities import gib, parse_bytes, parse_count, stated_size
+from fasttrain.tools.plan.screen import show, show_options
+from fasttrain.tools.plan.sizes import Stated, exact
+
+PROGRAM = "fasttrain plan"
+SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn")
+CARD = 0.98 * 2**30 / 1e9  # bytes that a process gets of each GB that a card is sold with
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit code 0: it can be; 1: contradictions, or it does not fit; 2: a mistake in the command."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    settings = load([*_sources(options), *rest], RECIPES, PROGRAM)
+    try:
+        vocab = vocab_of(settings)
+        place = _place(options)
+        plan = _plan(options, settings, place, vocab, _stated(options, settings))
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    problems = _problems(plan)
+    if options.html is not None:
+        write_page(plan, options.html, problems)
+    if options.json:
+        print(json.dumps(_answer(plan, options) | {"contradictions": problems}, indent=1))
+    else:
+        _show(plan, options)
+    for problem in problems:
+        print(f"{PROGRAM}: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _sources(options: argparse.Namespace) -> list[str]:
+    """The options that both parsers know, for the second one."""
+    recipe = ["--recipe", options.recipe] if options.recipe else []
+    return recipe + [word for path in options.config for word in ("--config", path)]
+
+
+def _problems(plan: Plan) -> list[str]:
+    """Contradictions, and memory that is not there, with what to do about it."""
+    found = list(plan.contradictions)
+    if not plan.fits:
+        remedy = "lower batch.micro, or make the model smaller"
+        if _has_advice(plan):
+            remedy = "; or ".join(remedies(plan))
+        place = plan.place
+        found.append(f"{gib(plan.memory.bytes)} do not fit in {gib(place.memory)} of a {place.gpu.name}; {remedy}")
+    return found
+
+
+def _has_advice(plan: Plan) -> bool:
+    return not plan.contradictions and not plan.measured
+
+
+def _answer(plan: Plan, options: argparse.Namespace) -> dict[str, object]:
+    """The plan for scripts, and what else was asked for."""
+    answer = plan.json()
+    if not plan.measured:
+        answer["scaling"] = scaling(plan)
+    settings, place, vocab = plan.settings, plan.place, plan.exact.vocab
+    if options.search and _has_advice(plan):
+        found = search(settings, place, vocab=vocab)
+        answer["search"] = [{"settings": option.settings} | _figures(option.plan) for option in found]
+    if options.fit is not None and (fit := largest_model(settings, place, vocab=vocab)):
+        model = {name: getattr(fit.model, name) for name in SHAPE}
+        largest = {"parameters": fit.parameters, "model": model, "settings": fit.option.settings}
+        answer["fit"] = largest | _figures(fit.option.plan)
+    return answer
+
+
+def _show(plan: Plan, options: argparse.Namespace) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    settings, place, vocab = plan.settings, plan.place, plan.exact.vocab
+    show(plan, console, advice(plan) if _has_advice(plan) and plan.fits else [])
+    if options.search and _has_advice(plan):
+        show_options(search(settings, place, vocab=vocab), console, "the best that fit")
+    if options.fit is not None:
+        _show_fit(settings, place, vocab, console)
+
+
+def _plan(options: argparse.Namespace, settings: Config, place: Place, vocab: int, stated: Stated) -> Plan:
+    if options.gpu != "cpu":
+        return outlook(settings, place, vocab=vocab, stated=stated)
+    import torch
+
+    import fasttrain.train  # noqa: F401  what a run loads before anything else
+    from fasttrain.distributed.parallelize import compiles
+    from fasttrain.tools.plan.cpu import cpu_outlook, resident_memory
+
+    runtime: Any = SimpleNamespace(device=torch.device("cpu"))
+    flops = exact(settings, vocab=vocab).flops
+    compiled, _ = compiles(settings.parallel, runtime, flops)
+    return cpu_outlook(settings, vocab=vocab, process=resident_memory(), stated=stated, compiled=compiled)
+
+
+def _place(options: argparse.Namespace) -> Place:
+    if options.gpu == "cpu":
+        from fasttrain.tools.plan.cpu import cpu_place
+
+        if options.gpus != 1:
+            raise ValueError(f"--gpus {options.gpus}: cpu is this machine, and one rank; leave --gpus out")
+        return cpu_place()
+    memory = None
+    if options.fit is not None:
+        memory = parse_bytes(options.fit) * (1.0 if "i" in options.fit.lower() else CARD)
+    name = options.gpu or (_smallest_with(memory) if memory else None)
+    if name is None:
+        raise ValueError(f"--gpu says what the run is to run on: {', '.join(gpus())}, or cpu")
+    for given in ("gpus", "gpus_per_node"):
+        if (getattr(options, given) or 1) < 1:
+            raise ValueError(f"--{given.replace('_', '-')} must be at least 1")
+    network = options.network * 1e9 / 8 if options.network else None
+    node = min(options.gpus_per_node, options.gpus) if options.gpus_per_node else None
+    return Place.of(
+        find_gpu(name), options.gpus, node=node, network=network, memory=memory, price=options.price
+    )  # fmt: skip
+
+
+def _smallest_with(memory: float) -> str:
+    """The GPU whose memory is nearest to so much."""
+    return min(gpus().values(), key=lambda gpu: (round(abs(gpu.memory / memory - 1), 1), -gpu.half)).name
+
+
+def _stated(options: argparse.Namespace, settings: Config) -> Stated:
+    size, size_from = _size(options, settings)
+    dataset = {"": parse_count(options.dataset_tokens)} if options.dataset_tokens else dataset_tokens(settings)
+    room, room_from = None, ""
+    if options.disk is not None:
+        room, room_from = parse_bytes(options.disk), "--disk"
+    elif options.gpu == "cpu" or settings.out.exists():  # the run is to be here
+        room, room_from = free_bytes(settings.out), str(settings.out)
+    return Stated(
+        size=size,
+        size_from=size_from,
+        tokens=parse_count(options.tokens) if options.tokens else None,
+        dataset=dataset,
+        room=room,
+        room_from=room_from,
+    )
+
+
+def _size(options: argparse.Namespace, settings: Config) -> tuple[tuple[str, float] | None, str]:
+    """The size that the user states, and where: --size, or else a name that has one in it."""
+    if options.size:
+        return (options.size, parse_count(options.size)), "--size"
+    for name, origin in ((settings.out.name, f"--out {settings.out}"), (options.recipe or "", "--recipe")):
+        if size := stated_size(name):
+            return size, origin
+    return None, ""
+
+
+def _figures(plan: Plan) -> dict[str, object]:
+    keys = ("memory_gib", "tokens_per_second_per_gpu", "mfu", "days", "cost_usd")
+    return {key: value for key, value in plan.json().items() if key in keys}
+
+
+def _show_fit(settings: Config, place: Place, vocab: int, console: Console) -> None:
+    best = search(settings, place, vocab=vocab, best=3)
+    if best:
+        show_options(best, console, f"the best settings for this model in {gib(place.memory)}")
+    fit = largest_model(settings, place, vocab=vocab)
+    if fit is None:
+        console.print(f"no model of these proportions fits in {gib(place.memory)}")
+        return
+    title = f"the largest model in these proportions: {summary_of(fit)}"
+    show_options([fit.option], console, title)
+    tokens = 20 * fit.parameters
+    days = tokens / (fit.option.plan.speed.rate * place.gpus) / 86_400
+    console.print(
+        f"  20 tokens per parameter are {tokens / 1e9:,.1f}B, {days:,.0f} days on {place.gpus} {place.gpu.name}",
+        highlight=False,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Every option of fasttrain train is understood too: fasttrain train --help.",
+    )
+    parser.add_argument("--recipe", metavar="NAME", help=f"one of {', '.join(RECIPES)}")
+    parser.add_argument("--config", metavar="FILE", action="append", default=[], help="a TOML file (repeatable)")
+    parser.add_argument("--gpu", metavar="NAME", help=f"{', '.join(gpus())}, or cpu: this machine, measured")
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="how many (default: 1)")
+    parser.add_argument("--gpus-per-node", type=int, metavar="N", help="default: as the usual node has")
+    parser.add_argument("--network", type=float, metavar="GBIT", help="Gbit/s of a node; default: of the usual node")
+    parser.add_argument("--price", type=float, metavar="USD", help="per GPU-hour; default: the table's")
+    parser.add_argument("--size", metavar="N", help="parameters that the model is said to have, as 550m")
+    parser.add_argument("--tokens", metavar="N", help="tokens that the run is said to see, as 12.8B")
+    parser.add_argument("--dataset-tokens", metavar="N", help="tokens of the dataset, if it is not here")
+    parser.add_argument(
+        "--disk", metavar="SIZE", help="room for checkpoints, as 10TB; default: free space, if --out exists here"
+    )
+    parser.add_argument("--search", action="store_true", help="try all combinations of settings, print the best few")
+    parser.add_argument(
+        "--fit", metavar="SIZE", help="the largest model, and the best settings, for a card of so much memory, as 32GB"
+    )
+    parser.add_argument("--json", action="store_true", help="for scripts")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page with the memory timeline and scaling curve"
+    )
+    return parser

@@ -1,0 +1,152 @@
+"""Megatron's indexed datasets: PREFIX.bin holds tokens, PREFIX.idx where sequences and documents lie.
+
+PREFIX.idx, little-endian and without gaps, S sequences, D documents:
+
+    "MMIDIDX\\0\\0", uint64 version 1, uint8 type of tokens, uint64 S, uint64 D + 1,
+    S int32 lengths of sequences in tokens, S int64 offsets of sequences in bytes,
+    D + 1 int64 numbers of the sequences that documents begin with, the last one being S
+
+A header of 34 bytes leaves every number unaligned, and NumPy searches aligned arrays only: it would copy the whole
+index. So the search is written out here, and reads some pages.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fasttrain.data.formats.bins import AGAIN, split_of
+from fasttrain.data.formats.dataset import Found, Tokens
+
+MAGIC, VERSION = b"MMIDIDX\0\0", 1
+HEADER = struct.Struct("<9sQBQQ")
+TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}  # 6 and 7 are floats
+
+
+def find(path: Path) -> Found | None:
+    """One dataset, by its prefix or either file, or a directory with one for each split."""
+    if path.is_dir():
+        prefixes = _of_directory(path)
+    elif path.suffix == ".idx" or (path.suffix == ".bin" and path.with_suffix(".idx").exists()):
+        prefixes = {"train": path.with_suffix("")}
+    elif path.exists() or not (_with(path, ".idx").exists() or _with(path, ".bin").exists()):
+        return None
+    else:
+        prefixes = {"train": path}
+    if not prefixes:
+        return None
+    return Found(kind="a dataset of Megatron", splits={name: _read(prefix) for name, prefix in prefixes.items()})
+
+
+def _of_directory(path: Path) -> dict[str, Path]:
+    prefixes: dict[str, Path] = {}
+    for index in sorted(path.glob("*.idx")):
+        name = split_of(index) or "train"
+        if name in prefixes:
+            raise ValueError(
+                f"dataset: {path} holds several datasets of Megatron: {prefixes[name].name} and {index.stem}; name one "
+                f"of them ({path / index.stem}), or mix them (data.mixture)"
+            )
+        prefixes[name] = index.with_suffix("")
+    if prefixes and "train" not in prefixes:
+        raise ValueError(
+            f"dataset: {path} holds validation data only: {prefixes['validation'].name}; name it in validation.sets"
+        )
+    return prefixes
+
+
+def _read(prefix: Path) -> Tokens:
+    """The two files, if they are whole and belong together."""
+    index, data = _with(prefix, ".idx"), _with(prefix, ".bin")
+    for missing, other in ((index, data), (data, index)):
+        if not missing.exists():
+            raise FileNotFoundError(
+                f"dataset: {missing} is missing, and {other} alone is half a dataset of Megatron; copy both"
+            )
+    with open(index, "rb") as file:
+        head = file.read(HEADER.size)
+    if not head.startswith(MAGIC):
+        raise ValueError(f"dataset: {index} begins with {head[:9]!r} instead of {MAGIC!r}: not an index of Megatron")
+    if len(head) < HEADER.size:
+        raise ValueError(f"dataset: {index} has {len(head)} bytes: truncated; {AGAIN}")
+    _, version, code, sequences, bounds = HEADER.unpack(head)
+    if version != VERSION:
+        raise ValueError(
+            f"dataset: {index} has version {version}, fasttrain reads version {VERSION}; write it again with that"
+        )
+    if code not in TYPES:
+        raise ValueError(f"dataset: {index} has tokens of type {code}, but tokens are integers: {_types()}")
+    if not sequences or bounds < 2:
+        raise ValueError(
+            f"dataset: {index} has {sequences} sequences in {max(0, bounds - 1)} documents: empty; {AGAIN}"
+        )
+    size, expected = index.stat().st_size, HEADER.size + 12 * sequences + 8 * bounds
+    if size != expected:
+        state = "truncated, or still being copied" if size < expected else "it holds more, as of several modes"
+        raise ValueError(
+            f"dataset: {index} has {size} bytes instead of {expected}, for {sequences} sequences in {bounds - 1} "
+            f"documents: {state}; {AGAIN}"
+        )
+    ends = Ends(index, np.dtype(TYPES[code]).itemsize, sequences, bounds)
+    ends.check(data)
+    return Tokens(paths=[data], lengths=[ends.total], dtype=TYPES[code], ends=ends)
+
+
+class Ends:
+    """Where documents end, in tokens, read from the index one by one."""
+
+    def __init__(self, index: Path, width: int, sequences: int, bounds: int) -> None:
+        self._path, self._width = index, width
+        with open(index, "rb") as file:
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        mapping.madvise(mmap.MADV_RANDOM)
+        self._lengths = np.frombuffer(mapping, "<i4", sequences, HEADER.size)
+        self._offsets = np.frombuffer(mapping, "<i8", sequences, HEADER.size + 4 * sequences)
+        self._bounds = np.frombuffer(mapping, "<i8", bounds, HEADER.size + 12 * sequences)
+        self.total = (int(self._offsets[-1]) + int(self._lengths[-1]) * width) // width
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __getitem__(self, numbers: Any) -> np.ndarray:
+        """Where the documents of these numbers end; -1 is the last one."""
+        sequences = self._bounds[np.asarray(numbers) % len(self) + 1]  # the one that begins the next document
+        inside = np.minimum(sequences, len(self._offsets) - 1)
+        return np.where(sequences == len(self._offsets), self.total, self._offsets[inside] // self._width)
+
+    def searchsorted(self, positions: np.ndarray, /, side: Literal["left", "right"]) -> np.ndarray:
+        """As that of an array: how many documents end before each position, or (right) at it."""
+        low, high = np.zeros(len(positions), np.int64), np.full(len(positions), len(self), np.int64)
+        while (low < high).any():  # halved each time, for all positions at once
+            middle = (low + high) // 2
+            ends = self[np.minimum(middle, len(self) - 1)]
+            before = (ends <= positions if side == "right" else ends < positions) & (low < high)
+            low, high = np.where(before, middle + 1, low), np.where(before, high, middle)
+        return low
+
+    def check(self, data: Path) -> None:
+        """That the index is of these tokens, by its ends."""
+        size = data.stat().st_size
+        first, last = int(self._bounds[0]), int(self._bounds[-1])
+        if self.total * self._width != size or int(self._offsets[0]) != 0:
+            raise ValueError(
+                f"dataset: by {self._path}, {data} ends after {self.total * self._width} bytes, but it has {size}: "
+                f"truncated, or the files do not belong together; copy both again"
+            )
+        if first != 0 or last != len(self._offsets):
+            raise ValueError(
+                f"dataset: by {self._path}, documents go from sequence {first} to {last}, but there are "
+                f"{len(self._offsets)}; {AGAIN}"
+            )
+
+
+def _with(prefix: Path, ending: str) -> Path:
+    return prefix.with_name(prefix.name + ending)
+
+
+def _types() -> str:
+    return ", ".join(f"{name} ({code})" for code, name in TYPES.items())

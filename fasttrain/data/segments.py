@@ -1,0 +1,112 @@
+"""Which batches a run has taken: a line of batches.jsonl for each stretch of steps that one process group trained.
+
+A line says all that decides about the batches from its step on, and undoes earlier lines of that step and of later
+ones: a run that goes back to a checkpoint writes another line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fasttrain import config
+from fasttrain.data.batches import Batches, Origin
+from fasttrain.data.datasets import TrainingData, training_data
+
+NAME = "batches.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """Steps of a run with the same data, in the same order, on the same ranks."""
+
+    step: int  # the first
+    origin: Origin
+    sequences: int  # of a step
+    world: int
+    data: config.Data  # with absolute paths
+    datasets: dict[str, str]  # name and digest
+    before: str | None = None  # the checkpoint that the run goes on from, if another run made it
+
+    def dump(self) -> str:
+        return json.dumps(asdict(self), default=str) + "\n"
+
+    @classmethod
+    def of(cls, line: dict[str, Any]) -> Stretch:
+        return cls(**line | dict(origin=Origin.of(line["origin"]), data=_data(line["data"])))
+
+    def open(self) -> TrainingData:
+        """The data, if it still is what the run had."""
+        data = training_data(self.data)
+        for name, digest in data.digests.items():
+            if digest != self.datasets[name]:
+                raise ValueError(
+                    f"data: {data.datasets[name].path} is not what the run trained on (digest {digest[:12]}, was "
+                    f"{self.datasets[name][:12]}); put the former dataset there"
+                )
+        return data
+
+    def batches(self, data: TrainingData, rank: int = 0, world: int = 1) -> Batches:
+        """A rank's batches; by default those of all ranks together."""
+        return Batches(
+            data.components("train"),
+            sequence=self.data.sequence,
+            sequences=self.sequences,
+            seed=self.data.seed,
+            document_mask=self.data.document_mask,
+            rank=rank,
+            world=world,
+            origin=self.origin,
+        )
+
+
+def with_paths(settings: config.Data, data: TrainingData) -> config.Data:
+    """The settings with the paths of the data, wherever they are asked for later."""
+    paths = {name: dataset.path.absolute() for name, dataset in data.datasets.items()}
+    if not settings.mixture:
+        return replace(settings, path=paths[""])
+    return replace(settings, mixture={name: replace(part, path=paths[name]) for name, part in settings.mixture.items()})
+
+
+def record(run: Path, stretch: Stretch) -> None:
+    """Append a line, and have it on the disk before the steps that it is about."""
+    with open(run / NAME, "a") as file:
+        file.write(stretch.dump())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def stretches(run: Path) -> list[Stretch]:
+    """The stretches of a run as they stand, ascending."""
+    path = run / NAME
+    try:
+        lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    except OSError:
+        raise ValueError(f"{path} does not exist: {run} is not the directory of a run") from None
+    standing: list[Stretch] = []
+    for line in lines:
+        standing = [stretch for stretch in standing if stretch.step < line["step"]] + [Stretch.of(line)]
+    return standing
+
+
+def stretch_at(run: Path, step: int) -> Stretch:
+    """The stretch that step `step` (from 0) was, or will be, trained in."""
+    standing = stretches(run)
+    found = [stretch for stretch in standing if stretch.step <= step]
+    if not found:
+        first = standing[0]
+        raise ValueError(
+            f"{run} begins at step {first.step}, after {first.before}; ask the run that this checkpoint belongs to"
+        )
+    return found[-1]
+
+
+def _data(found: dict[str, Any]) -> config.Data:
+    paths = {key: Path(found[key]) for key in ("path", "tokenizer") if found[key] is not None}
+    mixture = {
+        name: config.Component(**part | dict(path=Path(part["path"]))) for name, part in found["mixture"].items()
+    }
+    return config.Data(**found | paths | dict(mixture=mixture))

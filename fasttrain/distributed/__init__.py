@@ -1,0 +1,1 @@
+"""How a run is spread over ranks: runtime, parallelize, collectives, hang detector."""

@@ -1,0 +1,106 @@
+"""How one model runs on many devices: recompute, compile, shard, in this order, block by block.
+
+    block.forward  ->  recomputed in backward  ->  compiled to one graph  ->  its weights gathered around it (FSDP2)
+
+A block's forward is wrapped in place. No wrapper module appears, so parameters keep their names with every setting, and
+checkpoints of one setting load with another.
+
+The embedding, the first norm and the head are one group, the root's, whose weights stay gathered from the beginning of
+forward to the end of backward: with a tied head, both ends of a step need them. Gradients are summed over ranks, not
+averaged: the loss is divided by the valid tokens of all ranks before backward (fasttrain.train.step).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from fasttrain import config
+from fasttrain.distributed.compiler import missing_compiler
+from fasttrain.distributed.runtime import Runtime
+from fasttrain.model import Decoder
+from fasttrain_kernels.linear import product
+
+# FLOPs of a run on CPUs from which compiling, about 20 s, comes back: steps get 7 % faster in the recipe tiny, and more
+# in larger models. 2e13 are about five minutes on two cores.
+COMPILE_PAYS = 2e13
+
+
+def distribute(model: Decoder, parallel: config.Parallel, runtime: Runtime, *, compiled: bool) -> None:
+    """Make a model on the meta device ready for its ranks. `to_empty` and weights follow."""
+    for block in model.blocks:
+        block.forward = _prepared(block.forward, parallel.recompute, compiled)
+    if runtime.world == 1 and runtime.dtype == torch.float32:
+        return  # nothing to share and nothing to cast: fully_shard would only copy every weight twice a step
+    precision = MixedPrecisionPolicy(
+        param_dtype=None if runtime.dtype == torch.float32 else runtime.dtype,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,  # the rotary table stays float32
+    )
+    for block in model.blocks:
+        fully_shard(block, mesh=runtime.mesh, mp_policy=precision, reshard_after_forward=parallel.reshard)
+    fully_shard(model, mesh=runtime.mesh, mp_policy=precision, reshard_after_forward=False)
+    for method in ("stats", "logits"):
+        register_fsdp_forward_method(model, method)
+    for unit in _units(model):
+        unit.set_gradient_divide_factor(1.0)
+        # gloo has no scaled sum, and NCCL needs none
+        unit.set_force_sum_reduction_for_comms(True)
+
+
+def before_backward(model: Decoder, parallel: config.Parallel, *, last: bool) -> None:
+    """What the coming micro-batch, the last of its step or not, does with gradients and weights at its end."""
+    if not isinstance(model, FSDPModule):
+        return
+    if parallel.reduce == "last":
+        model.set_requires_gradient_sync(last)
+    else:
+        model.set_requires_all_reduce(last)  # among replicas; within a group, every micro-batch reduces
+    if not parallel.reshard:
+        model.set_reshard_after_backward(last)
+
+
+def compiles(parallel: config.Parallel, runtime: Runtime, flops: float) -> tuple[bool, str]:
+    """Whether the blocks of a run of so many FLOPs are compiled, and why."""
+    missing = missing_compiler() if runtime.device.type == "cpu" else ""
+    if parallel.compile == "on" and missing:
+        raise ValueError(f"parallel.compile is on, but {missing}; install it, or set parallel.compile to auto or off")
+    if parallel.compile != "auto":
+        return parallel.compile == "on", f"parallel.compile is {parallel.compile}"
+    if missing:
+        return False, missing
+    if runtime.device.type == "cpu" and flops < COMPILE_PAYS:
+        return False, "the run is too short to pay for it"
+    return True, "auto"
+
+
+def _prepared(forward: Callable[..., Any], recompute: str, compiled: bool) -> Callable[..., Any]:
+    if recompute != "none":
+        forward = functools.partial(checkpoint, forward, use_reentrant=False, **_RECOMPUTE[recompute])
+    return torch.compile(forward, fullgraph=True) if compiled else forward
+
+
+def _saved(_: object, op: Any, *args: object, **kwargs: object) -> CheckpointPolicy:
+    """Selective: products of matrices and attention, the costly part of a block, are not computed again."""
+    name = str(op)
+    costly = op in _PRODUCTS or "attention" in name
+    return CheckpointPolicy.MUST_SAVE if costly else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+_aten = torch.ops.aten
+_PRODUCTS = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.linear.default, product}
+
+
+_RECOMPUTE: dict[str, dict[str, Any]] = {
+    "full": {},
+    "selective": {"context_fn": functools.partial(create_selective_checkpoint_contexts, _saved)},
+}
+
+
+def _units(model: Decoder) -> list[FSDPModule]:
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]

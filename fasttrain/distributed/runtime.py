@@ -1,0 +1,170 @@
+"""Where a run runs: device, precision, ranks, and the mesh that lays them out.
+
+torchrun tells each process its rank through the environment. A process that was started alone is a world of one, with
+a process group of its own, so that nothing after this file asks how it was started.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from fasttrain import config
+from fasttrain.distributed.allocator import keep_freed_memory
+from fasttrain.distributed.hang_detector import RollCall, reserve
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """What the modules after this one need to know of the machine."""
+
+    device: torch.device
+    precision: str  # fp32, bf16 or fp16
+    rank: int
+    world: int
+    mesh: DeviceMesh  # (shard,), or (replicate, shard) for HSDP
+    files: dist.ProcessGroup  # gloo, for what is said about files, beside the collectives of a step
+    figures: dist.ProcessGroup  # gloo, for what ranks tell each other about their speed
+    roll_call: RollCall
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of matmuls and activations."""
+        return DTYPES[self.precision]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes and prints."""
+        return self.rank == 0
+
+
+@contextmanager
+def start(parallel: config.Parallel) -> Iterator[Runtime]:
+    """Join the ranks of the run; leave them at the end."""
+    rank, world, local = (int(os.environ.get(name, default)) for name, default in _ENVIRONMENT)
+    device = _device(parallel.device, local)
+    if world % parallel.replicas:
+        raise ValueError(
+            f"parallel.replicas ({parallel.replicas}) must divide the number of ranks, {world}; "
+            f"start {parallel.replicas} times the ranks that share the weights (torchrun --nproc_per_node)"
+        )
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        keep_freed_memory()
+    # What is left of parallel.timeout is for finding out who is lost, so that all have ended when it is over.
+    timeout = timedelta(seconds=parallel.timeout - reserve(parallel.timeout))
+    if "RANK" in os.environ:
+        _end_with_parent()
+        store: dist.Store = _store_of_this_start(rank, world, timedelta(seconds=parallel.timeout))
+        backend = "nccl" if device.type == "cuda" else "gloo"
+    else:
+        store = dist.HashStore()
+        backend = "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=rank,
+        world_size=world,
+        timeout=timeout,
+        device_id=device if backend == "nccl" and world > 1 else None,
+    )
+    try:
+        with RollCall(dist.PrefixStore("roll call", store), rank, world, parallel.timeout) as roll_call:
+            yield Runtime(
+                device=device,
+                precision=chosen_precision(parallel.precision, device),
+                rank=rank,
+                world=world,
+                mesh=_mesh(device, world, parallel.replicas),
+                files=dist.new_group(backend="gloo", timeout=timeout),
+                figures=dist.new_group(backend="gloo", timeout=timeout),
+                roll_call=roll_call,
+            )
+    finally:
+        dist.destroy_process_group()
+
+
+_ENVIRONMENT = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+
+
+def _device(asked: str, local: int) -> torch.device:
+    available = torch.cuda.is_available()
+    if asked == "cuda" and not available:
+        raise ValueError(
+            f"parallel.device is cuda, but torch {torch.__version__} sees no GPU; set parallel.device to cpu or auto, "
+            "or install a CUDA build of torch and the driver"
+        )
+    if asked == "cpu" or not available:
+        return torch.device("cpu")
+    if local >= torch.cuda.device_count():
+        raise ValueError(
+            f"this is process {local} of its machine, which has {torch.cuda.device_count()} GPUs; "
+            f"start torchrun with --nproc_per_node={torch.cuda.device_count()}, or set parallel.device to cpu"
+        )
+    return torch.device("cuda", local)
+
+
+def chosen_precision(asked: str, device: torch.device) -> str:
+    """What parallel.precision means on a device."""
+    if asked != "auto":
+        return asked
+    if device.type == "cpu":  # bf16 matmuls of CPUs without units for them take about 50 times as long
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+
+
+def _mesh(device: torch.device, world: int, replicas: int) -> DeviceMesh:
+    if replicas == 1:
+        return init_device_mesh(device.type, (world,), mesh_dim_names=("shard",))
+    return init_device_mesh(device.type, (replicas, world // replicas), mesh_dim_names=("replicate", "shard"))
+
+
+def _store_of_this_start(rank: int, world: int, timeout: timedelta) -> dist.Store:
+    """Where ranks find each other's addresses, with a prefix that no earlier start of the run has used.
+
+    torchrun keeps its store when it starts ranks again, and a rank then finds the address of one that is dead (pytorch
+    issues 135712 and 167288; its count of restarts differs between nodes and cannot be the prefix). So rank 0 invents a
+    name, and every other rank takes it only once a living rank 0 has echoed what that rank has just invented itself.
+    """
+    store, _, _ = next(dist.rendezvous("env://", rank, world, timeout=timeout))
+    own = uuid.uuid4().hex
+    if rank == 0:
+        store.set(_NAME, own)
+        for other in range(1, world):
+            store.set(f"{own}/echo/{other}", store.get(f"{own}/{other}"))
+        return dist.PrefixStore(own, store)
+    deadline = time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < deadline:
+        name = store.get(_NAME).decode()  # of an earlier start, perhaps: then nobody answers
+        store.set(f"{name}/{rank}", own)
+        echo = f"{name}/echo/{rank}"
+        if store.check([echo]) and store.get(echo).decode() == own:
+            return dist.PrefixStore(name, store)
+        time.sleep(0.02)
+    raise TimeoutError(f"rank {rank} heard nothing of rank 0 within {timeout.total_seconds():g} s (parallel.timeout)")
+
+
+_NAME = "fasttrain/start"
+
+
+def _end_with_parent() -> None:
+    """Linux: a rank whose torchrun was killed ends too, instead of holding its GPU for the next run to find."""
+    PR_SET_PDEATHSIG = 1
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    except (AttributeError, OSError):  # another system
+        return

@@ -1,0 +1,1 @@
+"""Hugging Face checkpoints: their configuration, names of tensors, loading and export."""

@@ -1,0 +1,259 @@
+"""What there is to export, and what its run says of it: settings, progress, data, tokenizer, validation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from tokenizers import Tokenizer
+
+from fasttrain.checkpoint import Checkpoint
+from fasttrain.checkpoint.state import saved_tensors
+from fasttrain.config import Config, from_toml
+from fasttrain.data import AnyDataset, TrainingData
+from fasttrain.data.formats.dataset import SEPARATORS
+from fasttrain.data.segments import NAME as BATCHES
+from fasttrain.data.segments import stretch_at
+from fasttrain.disk import free_bytes
+from fasttrain.hf.directory import whole
+from fasttrain.hf.names import huggingface_config
+from fasttrain.hf.weights import DTYPES, Weights, weights
+from fasttrain.metrics import read_incidents, read_validations
+
+WITHOUT = "none"  # as --tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A checkpoint, and its run as far as it can be read."""
+
+    checkpoint: Checkpoint
+    settings: Config
+    vocab: int  # rows of the embedding
+    data: TrainingData | None  # None: not here
+    tokenizer: Path | None  # tokenizer.json
+    separator: int | None
+    separator_text: str | None
+    validations: list[dict[str, Any]]  # at this step
+    hardware: str
+
+    @property
+    def run(self) -> Path:
+        return self.checkpoint.path.parent.parent
+
+
+def describe(checkpoint: Checkpoint, tokenizer: str | None = None) -> Source:
+    """All but the weights. tokenizer: in place of the data's, a tokenizer.json or WITHOUT."""
+    run = checkpoint.path.parent.parent
+    vocab = saved_tensors(checkpoint.path)["model.embedding.weight"].size[0]
+    data, trouble = _data(run, checkpoint.step)
+    if data is None and tokenizer is None:
+        raise ValueError(
+            f"export: the tokenizer is with the data of the run: {trouble}. Or name it: --tokenizer tokenizer.json, or "
+            f"--tokenizer {WITHOUT} to export without one"
+        )
+    path = _tokenizer_path(data, tokenizer)
+    separator, text = _separator(path, data, vocab)
+    starts = [event for event in read_incidents(run) if event["kind"] in ("start", "resume")]
+    return Source(
+        checkpoint=checkpoint,
+        settings=from_toml(checkpoint.facts["config"]),
+        vocab=vocab,
+        data=data,
+        tokenizer=path,
+        separator=separator,
+        separator_text=text,
+        validations=[line for line in read_validations(run) if line["step"] == checkpoint.step],
+        hardware=starts[-1]["evidence"].get("hardware", "") if starts else "",
+    )
+
+
+def _data(run: Path, step: int) -> tuple[TrainingData | None, str]:
+    """What the run trained on, or why nobody knows."""
+    if not (run / BATCHES).exists():
+        return None, f"{run} has no {BATCHES} to say where that is"
+    try:
+        return stretch_at(run, max(step - 1, 0)).open(), ""
+    except (ValueError, OSError) as error:
+        return None, str(error)
+
+
+def _tokenizer_path(data: TrainingData | None, named: str | None) -> Path | None:
+    if named is not None:
+        return None if named == WITHOUT else Path(named)
+    assert data is not None
+    data.tokenizer()  # compares it with its checksum
+    datasets: list[AnyDataset] = list(data.datasets.values())
+    return next((dataset.tokenizer_path for dataset in datasets if dataset.tokenizer_path), None)
+
+
+def _separator(path: Path | None, data: TrainingData | None, vocab: int) -> tuple[int | None, str | None]:
+    """The token between documents, and its text: as the data has it, or by a usual name."""
+    separator = data.first.separator if data else None
+    if path is None:
+        return separator, None
+    if not path.exists():
+        raise FileNotFoundError(f"export: there is no tokenizer {path}; name a tokenizer.json, or {WITHOUT}")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library has no class of its own for it
+        raise ValueError(f"export: {path} is no tokenizer.json of Hugging Face tokenizers ({error})") from None
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= vocab:
+        raise ValueError(
+            f"export: {path} has tokens up to {largest}, and the embedding {vocab} rows: it is the tokenizer of "
+            "another model"
+        )
+    if data is None:
+        numbers = (tokenizer.token_to_id(name) for name in SEPARATORS)
+        separator = next((number for number in numbers if number is not None), None)
+    return separator, None if separator is None else tokenizer.id_to_token(separator)
+
+
+SHARD = 5 * 10**9  # bytes of a file, as Transformers has it
+_OTHERS = 64 * 2**20  # bytes for all but the weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written."""
+
+    path: Path
+    parameters: int
+    files: dict[str, int]  # name and bytes
+
+
+def export(
+    source: Source,
+    out: Path,  # new, or empty
+    *,
+    dtype: str = "fp32",  # a key of DTYPES
+    shard: int = SHARD,  # bytes of a file, at most
+    report: Callable[[int], None] = lambda _: None,  # told of bytes of weights written
+) -> Exported:
+    """Write a Hugging Face checkpoint. The caller has verified the source; nothing shows at `out` before the end."""
+    found = weights(source.checkpoint, source.settings.model, DTYPES[dtype])
+    if (free := free_bytes(out.absolute())) < found.bytes + _OTHERS:
+        raise ValueError(
+            f"export: {found.bytes / 1e9:,.2f} GB of weights do not fit in the {free / 1e9:,.2f} GB that are free at "
+            f"{out}; free some, or choose another --out"
+        )
+    with whole(out) as directory:
+        found.write(directory, shard, report)
+        if source.tokenizer is not None:
+            shutil.copyfile(source.tokenizer, directory / "tokenizer.json")
+            _dump(directory / "tokenizer_config.json", _tokenizer_config(source))
+        _dump(directory / "generation_config.json", _generation_config(source))
+        (directory / "README.md").write_text(card(source, found, out.resolve().name), "utf-8")
+        _dump(directory / "config.json", _config(source, found))
+    files = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
+    return Exported(path=out, parameters=found.parameters, files=files)
+
+
+def _config(source: Source, found: Weights) -> dict[str, Any]:
+    ends = {"bos_token_id": source.separator, "eos_token_id": source.separator}  # null: Llama's defaults are others
+    model, sequence = source.settings.model, source.settings.data.sequence
+    return {
+        **huggingface_config(model, vocab=source.vocab, sequence=sequence),
+        "rope_theta": model.rope_theta,  # for programs that do not know rope_parameters yet
+        "dtype": str(found.dtype).removeprefix("torch."),
+        **ends,
+    }
+
+
+def _generation_config(source: Source) -> dict[str, Any]:
+    """Documents begin with the separator, which ends the one before."""
+    if source.separator is None:
+        return {}
+    return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), source.separator)
+
+
+def _tokenizer_config(source: Source) -> dict[str, Any]:
+    special = {} if source.separator_text is None else dict.fromkeys(("bos_token", "eos_token"), source.separator_text)
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": source.settings.data.sequence,
+        **special,
+    }
+
+
+def _dump(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+
+
+SECTIONS = ("model", "batch", "optim")  # of the settings; others have paths in them
+
+
+def card(source: Source, weights: Weights, name: str) -> str:
+    """In the form that the Hugging Face hub reads."""
+    family = "qwen3" if source.settings.model.qk_norm else "llama"
+    header = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
+    header += ["tags:", "- fasttrain", f"- {family}", "---"]
+    rows = [f"| {what} | {fact} |" for what, fact in _facts(source, weights)]
+    settings = tomli_w.dumps({section: _stated(getattr(source.settings, section)) for section in SECTIONS})
+    return "\n".join(
+        [
+            *header, "", f"# {name}", "",
+            f"A {family.capitalize()} model of {weights.parameters:,} parameters, trained with fasttrain.", "",
+            *_usage(source, name), "",
+            "| | |", "|---|---|", *rows, "",
+            "## Settings", "", "```toml", settings.strip(), "```", "",
+        ]
+    )  # fmt: skip
+
+
+def _usage(source: Source, name: str) -> list[str]:
+    lines = ["```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+    lines += [f'model = AutoModelForCausalLM.from_pretrained("{name}", dtype="auto")']
+    if source.tokenizer is not None:
+        bos = "tokenizer.bos_token + " if source.separator_text is not None else ""
+        lines += [
+            f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
+            f'prompt = tokenizer({bos}"Once upon a time", return_tensors="pt")',
+            "print(tokenizer.decode(model.generate(**prompt, max_new_tokens=64)[0]))",
+        ]
+    lines += ["```"]
+    if source.separator is not None:
+        lines += ["", f"Documents began with token {source.separator} in training: begin a prompt with it too."]
+    return lines
+
+
+def _facts(source: Source, weights: Weights) -> Iterator[tuple[str, Any]]:
+    checkpoint, settings = source.checkpoint, source.settings
+    yield "parameters", f"{weights.parameters:,}, as {str(weights.dtype).removeprefix('torch.')}"
+    yield "step", f"{checkpoint.step:,} of {settings.batch.steps:,}"
+    yield "tokens", f"{checkpoint.facts['progress']['tokens']:,}"
+    yield "sequence", f"{settings.data.sequence:,} tokens"
+    if settings.from_hf is not None:
+        yield "started from", settings.from_hf.name
+    for name, digest in checkpoint.facts["datasets"].items():
+        yield f"data{f' {name}' if name else ''}", f"{_about(source, name)}sha256 {digest}"
+    for line in source.validations:
+        figures = {"loss": 4, "perplexity": 2, "bits_per_byte": 4, "accuracy": 4}
+        known = [f"{key.replace('_', ' ')} {line[key]:.{digits}f}" for key, digits in figures.items() if key in line]
+        yield f"validation, {line['set']}", ", ".join(known)
+    if not source.validations and checkpoint.loss is not None:
+        yield "validation", f"loss {checkpoint.loss:.4f}"
+    ranks = checkpoint.facts["world"]
+    on = f" on {source.hardware}" if source.hardware else ""
+    yield "trained on", f"{ranks} rank{'s' * (ranks != 1)}{on}, precision {settings.parallel.precision}"
+    yield "versions", ", ".join(f"{name} {version}" for name, version in checkpoint.facts["versions"].items())
+
+
+def _about(source: Source, name: str) -> str:
+    """A dataset for people; its path is nobody else's business."""
+    if source.data is None:
+        return ""
+    dataset = source.data.datasets[name]
+    return f"{dataset.path.name}, {len(dataset.split('train')):,} tokens, "
+
+
+def _stated(section: Any) -> dict[str, Any]:
+    """TOML has no null."""
+    return {key: value for key, value in asdict(section).items() if value is not None}

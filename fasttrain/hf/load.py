@@ -1,0 +1,206 @@
+"""The weights of a Hugging Face checkpoint, into a model that is spread over its ranks.
+
+Each rank reads the rows of its own shards, a few at a time, and no others. All names, shapes and types are compared
+before the first weight is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fasttrain.data import TrainingData
+from fasttrain.hf.names import parts
+from fasttrain.model import Decoder
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+DTYPES = ("F32", "BF16", "F16")
+_DERIVED = "rotary_emb.inv_freq"  # older Llamas store it; rope_theta says the same
+_AT_ONCE = 64 * 2**20  # bytes of a tensor in memory
+_SHOWN = 3  # names in an error
+
+
+@torch.no_grad()
+def load_pretrained(model: Decoder, directory: Path) -> None:
+    """Give a model the weights of a checkpoint. All ranks call it."""
+    with _Tensors(directory) as tensors:
+        pieces = list(_pieces(model))
+        tensors.check({piece.name: piece.shape for piece in pieces})
+        for piece in pieces:
+            for rows, values in tensors.read(piece.name, piece.wanted):
+                piece.local[rows.start : rows.stop].copy_(values)
+        if model.config.tied_head and HEAD in tensors.files:
+            _check_tied(tensors, next(piece for piece in pieces if piece.name == EMBEDDING))
+
+
+class _Piece(NamedTuple):
+    """A tensor of the checkpoint, and what a rank wants of it."""
+
+    name: str
+    shape: list[int]
+    wanted: range  # rows
+    local: Tensor  # where they go
+
+
+def _pieces(model: Decoder) -> Iterator[_Piece]:
+    parameters = dict(model.named_parameters())
+    for ours, theirs in parts(model.config, {name: len(parameter) for name, parameter in parameters.items()}).items():
+        local, first = _shard(parameters[ours])
+        start = 0  # of a packed matrix, the row where this one begins
+        for name, rows in theirs.items():
+            begin, end = max(first, start), min(first + len(local), start + rows)
+            wanted = range(begin - start, max(end, begin) - start)
+            yield _Piece(
+                name, [rows, *parameters[ours].shape[1:]], wanted, local[begin - first : max(end, begin) - first]
+            )
+            start += rows
+
+
+def _shard(parameter: Tensor) -> tuple[Tensor, int]:
+    """What this rank has of a parameter, and its first row in the whole."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if not isinstance(parameter, DTensor):
+        return parameter, 0
+    _, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
+    assert not any(offset[1:]), f"{parameter.placements} shard more than rows"
+    return parameter.to_local(), offset[0]
+
+
+class _Tensors:
+    """The safetensors files of a checkpoint, mapped; use as a context."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._stack = directory, ExitStack()
+        self._open: dict[Path, Any] = {}
+        self.files = _files(directory)  # by name of a tensor
+
+    def __enter__(self) -> _Tensors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def check(self, shapes: Mapping[str, list[int]]) -> None:
+        """Raise unless the checkpoint has these tensors, of these shapes, and no others."""
+        if HEAD in self.files:  # of a tied head too: _check_tied
+            shapes = {HEAD: shapes[EMBEDDING], **shapes}
+        missing = [name for name in shapes if name not in self.files]
+        unexpected = [name for name in self.files if name not in shapes and not name.endswith(_DERIVED)]
+        if missing or unexpected:
+            faults = [
+                f"{what} {_few(names)}" for what, names in (("lacks", missing), ("also has", unexpected)) if names
+            ]
+            raise ValueError(
+                f"from_hf: {self._directory} {' and '.join(faults)}: not the tensors of the model in its config.json"
+            )
+        for name, shape in shapes.items():
+            found, dtype = self._slice(name).get_shape(), self._slice(name).get_dtype()
+            if found != shape:
+                raise ValueError(f"from_hf: {name} in {self.files[name]} is {found}, and its config.json says {shape}")
+            if dtype not in DTYPES:
+                raise ValueError(f"from_hf: {name} in {self.files[name]} is {dtype}; only {', '.join(DTYPES)} are read")
+
+    def read(self, name: str, rows: range) -> Iterator[tuple[range, Tensor]]:
+        """Some rows of a tensor, a few at a time; where they are among the rows that are asked for."""
+        tensor = self._slice(name)
+        shape = tensor.get_shape()
+        step = max(_AT_ONCE // (4 * (shape[1] if len(shape) > 1 else 1)), 1)
+        for first in range(rows.start, rows.stop, step):
+            last = min(first + step, rows.stop)
+            yield range(first - rows.start, last - rows.start), tensor[first:last]
+
+    def _slice(self, name: str) -> Any:
+        path = self.files[name]
+        try:
+            if path not in self._open:
+                self._open[path] = self._stack.enter_context(safe_open(path, framework="pt"))
+            return self._open[path].get_slice(name)
+        except SafetensorError as error:
+            raise ValueError(f"from_hf: {path} is damaged, or copied in part ({error}); copy it again") from None
+
+
+def _files(directory: Path) -> dict[str, Path]:
+    index, single = directory / INDEX, directory / SINGLE
+    if index.exists():
+        try:
+            files = {
+                name: directory / file for name, file in json.loads(index.read_text("utf-8"))["weight_map"].items()
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"from_hf: {index} is damaged ({error!r}); copy it again") from None
+    elif single.exists():
+        try:
+            with safe_open(single, framework="pt") as file:
+                files = dict.fromkeys(file.keys(), single)
+        except SafetensorError as error:
+            raise ValueError(f"from_hf: {single} is damaged, or copied in part ({error}); copy it again") from None
+    elif any(directory.glob("*.bin")):
+        raise ValueError(
+            f"from_hf: {directory} has its weights as pickles (.bin), which can run any program and are not read; "
+            "write them as safetensors first: "
+            f"AutoModelForCausalLM.from_pretrained({str(directory)!r}).save_pretrained(DIR)"
+        )
+    else:
+        raise FileNotFoundError(f"from_hf: {directory} has neither {SINGLE} nor {INDEX}; download the weights too")
+    for path in sorted(set(files.values())):
+        if not path.exists():
+            raise FileNotFoundError(f"from_hf: {path} is missing, which {INDEX} names; download it too")
+    return files
+
+
+def _check_tied(tensors: _Tensors, embedding: _Piece) -> None:
+    """Some checkpoints with a tied head store it all the same. It has to be what it is tied to."""
+    for rows, values in tensors.read(HEAD, embedding.wanted):
+        if not torch.equal(values.to(embedding.local), embedding.local[rows.start : rows.stop]):
+            raise ValueError(
+                f"from_hf: config.json says tie_word_embeddings, but {HEAD} in {tensors.files[HEAD]} is not "
+                f"{EMBEDDING}; set tie_word_embeddings to false there, if the head is its own"
+            )
+
+
+def tokenizer_doubts(directory: Path, data: TrainingData) -> str:
+    """What speaks against the data having the tokenizer of the checkpoint; empty: nothing. Other tokens: an error."""
+    from tokenizers import Tokenizer
+
+    path, ours = directory / "tokenizer.json", data.tokenizer()
+    if ours is None or not path.exists():
+        where = "the data" if ours is None else str(directory)
+        return f"{where} has no tokenizer.json: nobody knows whether token ids of data and weights mean the same"
+    theirs = Tokenizer.from_file(str(path))
+    tokens, expected = ({number: token for token, number in one.get_vocab().items()} for one in (ours, theirs))
+    if others := [number for number in sorted(tokens) if expected.get(number, tokens[number]) != tokens[number]]:
+        first = others[0]
+        raise ValueError(
+            f"from_hf: token {first} is {expected[first]!r} for the weights in {directory} and {tokens[first]!r} in "
+            f"the data ({data.first.path}), and {len(others):,} tokens differ in all; prepare the data with "
+            f"--tokenizer {directory}"
+        )
+    differing = [part for part, ours, theirs in _parts_of(ours, theirs) if ours != theirs]
+    if differing:
+        return f"the tokenizers of the data and of {directory} cut text in different ways ({', '.join(differing)})"
+    return ""
+
+
+def _parts_of(ours: Tokenizer, theirs: Tokenizer) -> Iterator[tuple[str, Any, Any]]:
+    """What decides about tokens, beside the vocabulary."""
+    one, other = json.loads(ours.to_str()), json.loads(theirs.to_str())
+    for part in ("normalizer", "pre_tokenizer"):
+        yield part, one[part], other[part]
+    yield "merges", one["model"].get("merges"), other["model"].get("merges")
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -1,0 +1,166 @@
+"""Spikes of the loss and of the gradient norm: told from noise every step, by the same rule on every rank.
+
+Two series are watched, the loss and the logarithm of the gradient norm. Each goes through the same steps:
+
+    residual    value - median of the last 32 values                   takes the trend out
+    z           (residual - median of the last 256 residuals) / their spread, from the quartiles
+    score       max(0, score + min(z, 7) - 4)                          what lasts adds up, what is over decays
+
+until the score reaches a limit: after 4 steps of z >= 7 for the loss and 6 for the norm, or more steps of less. Then a
+loss is a spike. A norm that rises alone is a warning, no more: it also does so when a model leaves a plateau. A single
+step adds at most 3 to a score, however wild it is: one odd batch, which clipping has dealt with, is a blip.
+
+Medians and quartiles ignore the odd ones, and a scale that comes from the run itself fits small and large batches.
+Values of a spike stay in the windows, so that a level which remains becomes the usual one.
+
+Everything is a function of the values observed. They are sums over all ranks, so all ranks decide alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from fasttrain.monitor.window import Window
+
+LOSS, NORM = "loss", "gradient norm"
+
+_RECENT = 32  # steps whose median is the present level; it follows a new level after half as many
+_LARGEST = 7.0  # z that one step can count for
+_EASY = 4.0  # z that is not evidence: the score grows above it and decays below
+_BLIP = 6.0  # z of a step that is odd by itself
+_NEEDED = {LOSS: 12.0, NORM: 18.0}  # score
+_LASTING: dict[str, Literal["warning", "spike"]] = {LOSS: "spike", NORM: "warning"}
+# Smallest spread, for runs with next to no noise. z = 6 is then 0.06 nats, or twice the usual norm.
+_QUIET = {LOSS: 0.01, NORM: 0.12}
+_SKIPPED = 50  # infinite norms in a row that a loss scale may explain: it starts at 2^16, and halves
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """On one step."""
+
+    kind: Literal["normal", "blip", "warning", "spike", "not finite"]
+    is_new: bool = False  # False in the later steps of a warning or spike: it has been reported
+    series: str = ""  # which one: "loss" or "gradient norm"
+    value: float = math.nan
+    expected: float = math.nan
+    z: float = math.nan  # of this step: deviation over the run's own noise
+    steps: int = 0  # since the rise began, this one included
+
+    def __str__(self) -> str:
+        if self.kind == "not finite":
+            return f"{self.series} is {self.value}"
+        if self.kind == "normal":
+            return "normal"
+        lasting = "" if self.kind == "blip" else f", for {self.steps} steps"
+        return f"{self.series} {self.value:.4g} instead of {self.expected:.4g}, {self.z:.1f} sigma{lasting}"
+
+    def facts(self) -> dict[str, Any]:
+        """The evidence, for an incident."""
+        return {name: fact for name, fact in asdict(self).items() if name not in ("kind", "is_new")}
+
+
+NORMAL = Verdict(kind="normal")
+
+
+class SpikeDetector:
+    """observe() every step. Its state goes into a checkpoint, and back after a rollback.
+
+    A run whose batches or data change gets a new detector: the noise of the former ones says nothing about these.
+    """
+
+    def __init__(
+        self,
+        *,
+        window: int = 256,  # steps that say what noise is usual
+        first: int = 96,  # steps without a verdict, at the start of a run
+        scaled: bool = False,  # fp16: an infinite norm with a finite loss is the loss scale's business
+    ) -> None:
+        if first < 2 * _RECENT:
+            raise ValueError(f"spikes: first ({first}) must be at least {2 * _RECENT}, to know the noise")
+        self._series = {name: _Series(name, window, first) for name in (LOSS, NORM)}
+        self._scaled, self._skipped = scaled, 0
+
+    def observe(self, loss: float, norm: float) -> Verdict:
+        """The verdict on a step, given its loss and gradient norm over all ranks."""
+        if not math.isfinite(loss):
+            return Verdict(kind="not finite", is_new=True, series=LOSS, value=loss, steps=1)
+        verdicts = [self._series[LOSS].observe(loss, loss)]
+        if math.isfinite(norm):
+            self._skipped = 0
+            verdicts.append(self._series[NORM].observe(norm, math.log(max(norm, 1e-30))))
+        else:
+            self._skipped += 1
+            if not self._scaled or self._skipped >= _SKIPPED:
+                return Verdict(kind="not finite", is_new=True, series=NORM, value=norm, steps=self._skipped)
+        return max(verdicts, key=lambda verdict: (_GRAVITY[verdict.kind], verdict.is_new))  # of equal ones, the loss
+
+    def state(self) -> dict[str, Any]:
+        """Plain data, for a checkpoint's facts."""
+        return {name: series.state() for name, series in self._series.items()} | {"skipped": self._skipped}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on as if the steps since state() had not been."""
+        for name, series in self._series.items():
+            series.restore(state[name])
+        self._skipped = state["skipped"]
+
+
+_GRAVITY = {"normal": 0, "blip": 1, "warning": 2, "spike": 3, "not finite": 4}
+
+
+class _Series:
+    def __init__(self, name: str, window: int, first: int) -> None:
+        self._name, self._size, self._first = name, window, first
+        self._recent, self._residuals = Window(_RECENT), Window(window)
+        self._seen, self._score, self._steps, self._reported = 0, 0.0, 0, False
+
+    def observe(self, shown: float, value: float) -> Verdict:
+        """shown: the value as people know it; that of the norm is not its logarithm."""
+        verdict = NORMAL
+        self._seen += 1
+        if self._recent.is_full:
+            residual = value - self._recent.median
+            if self._seen > self._first:
+                verdict = self._judge(shown, value, residual)
+            self._residuals.add(residual)
+        self._recent.add(value)
+        return verdict
+
+    def _judge(self, shown: float, value: float, residual: float) -> Verdict:
+        usual = self._residuals.median
+        z = (residual - usual) / max(self._residuals.spread, _QUIET[self._name])
+        # After a rise, what is left of the score is what would make the next alarm early: bound it.
+        self._score = min(max(0.0, self._score + min(z, _LARGEST) - _EASY), 2 * _NEEDED[self._name])
+        self._steps = self._steps + 1 if self._score else 0
+        self._reported = self._reported and self._score > 0
+        lasting = self._reported or self._score >= _NEEDED[self._name]
+        if not lasting and z < _BLIP:
+            return NORMAL
+        expected = value - residual + usual
+        verdict = Verdict(
+            kind=_LASTING[self._name] if lasting else "blip",
+            is_new=not self._reported,
+            series=self._name,
+            value=shown,
+            expected=expected if self._name == LOSS else math.exp(expected),
+            z=z,
+            steps=self._steps,
+        )
+        self._reported = lasting
+        return verdict
+
+    def state(self) -> dict[str, Any]:
+        return dict(
+            recent=self._recent.values(), residuals=self._residuals.values(), seen=self._seen,
+            score=self._score, steps=self._steps, reported=self._reported,
+        )  # fmt: skip
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._recent = Window(_RECENT, state["recent"])
+        self._residuals = Window(self._size, state["residuals"])
+        self._seen, self._score = state["seen"], state["score"]
+        self._steps, self._reported = state["steps"], state["reported"]

@@ -1,0 +1,190 @@
+"""A plan: the arithmetic of a run, its memory, its time and money, in one object; and whether it can be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from fasttrain import config
+from fasttrain.gpus import Gpu
+from fasttrain.tools.plan.memory import Memory, memory
+from fasttrain.tools.plan.quantities import gib
+from fasttrain.tools.plan.sizes import Exact, Stated, exact
+from fasttrain.tools.plan.speed import Cluster, Speed, speed, work_of
+
+
+class Band(NamedTuple):
+    """An estimate, and what it may well be."""
+
+    value: float
+    low: float
+    high: float
+
+    def json(self) -> dict[str, float]:
+        return {name: float(f"{number:.6g}") for name, number in self._asdict().items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a run is to run."""
+
+    gpu: Gpu
+    gpus: int
+    node: int  # GPUs of a node
+    network: float  # bytes per second of a node
+    memory: float  # bytes of a GPU
+    price: float | None  # USD per GPU-hour
+
+    @staticmethod
+    def of(
+        gpu: Gpu,
+        gpus: int,
+        *,
+        node: int | None = None,
+        network: float | None = None,
+        memory: float | None = None,
+        price: float | None = None,
+    ) -> Place:
+        return Place(
+            gpu=gpu,
+            gpus=gpus,
+            node=node or min(gpu.node, gpus),
+            network=network or gpu.network,
+            memory=memory or gpu.memory,
+            price=gpu.price if price is None else price,
+        )
+
+    @property
+    def cluster(self) -> Cluster:
+        return Cluster(gpu=self.gpu, node=self.node, network=self.network)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run will be."""
+
+    settings: config.Config
+    place: Place
+    precision: str
+    compiled: bool
+    exact: Exact
+    memory: Memory
+    plain_loss: Memory  # the same without our linear cross-entropy
+    speed: Speed
+    measured: bool = False  # the device was measured, and not looked up
+
+    @property
+    def memory_band(self) -> Band:
+        """Tensors are counted; what the runtime takes beside them may be half as much or twice."""
+        runtime = self.memory.peak.parts["runtime"]
+        return Band(self.memory.bytes, self.memory.bytes - runtime / 2, self.memory.bytes + runtime)
+
+    @property
+    def rate(self) -> Band:
+        """Tokens per second and GPU."""
+        value, band = self.speed.rate, self.speed.band
+        return Band(value, value * (1 - band), value * (1 + band))
+
+    @property
+    def mfu(self) -> Band:
+        scale = self.speed.mfu / self.speed.rate
+        return Band(*(scale * rate for rate in self.rate))
+
+    @property
+    def days(self) -> Band:
+        """Of training alone: neither validation nor what goes wrong."""
+        value, low, high = (self.exact.tokens / (rate * self.place.gpus) / 86_400 for rate in self.rate)
+        return Band(value, high, low)
+
+    @property
+    def gpu_hours(self) -> Band:
+        return Band(*(24 * self.place.gpus * days for days in self.days))
+
+    @property
+    def cost(self) -> Band | None:
+        price = self.place.price
+        return None if price is None else Band(*(price * hours for hours in self.gpu_hours))
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.bytes <= self.place.memory
+
+    @property
+    def contradictions(self) -> tuple[str, ...]:
+        """Why the run cannot be as it is described; each with its remedy, but for memory, whose remedies are advice."""
+        return self.exact.contradictions
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        found = list(self.exact.warnings)
+        if self.fits and self.memory_band.high > self.place.memory:
+            found.append(
+                f"memory is tight: {gib(self.memory.bytes)} of {gib(self.place.memory)}, and the runtime may take "
+                "more; near the limit the allocator frees and retries, which takes time"
+            )
+        return tuple(found)
+
+    def json(self) -> dict[str, Any]:
+        """For scripts. Estimates come as value, low and high; what is exact, as a number."""
+        parameters, run = self.exact.parameters, self.exact
+        memory = self.memory_band
+        return {
+            "parameters": parameters.total,
+            "parameters_embedding": parameters.embedding,
+            "parameters_head": parameters.head,
+            "parameters_non_embedding": parameters.non_embedding,
+            "tokens_per_step": run.tokens_per_step,
+            "tokens": run.tokens,
+            "tokens_per_parameter": run.tokens_per_parameter,
+            "epochs": None if run.epochs is None else dict(run.epochs),
+            "checkpoint_bytes": run.checkpoint_bytes,
+            "checkpoint_bytes_held": run.disk_bytes,
+            "gpu": self.place.gpu.name,
+            "gpus": self.place.gpus,
+            "memory_gib": Band(*(size / 2**30 for size in memory)).json(),
+            "memory_limit_gib": self.place.memory / 2**30,
+            "memory_parts_gib": {part: size / 2**30 for part, size in self.memory.peak.parts.items()},
+            "memory_peak_at": self.memory.peak.name,
+            "fits": self.fits,
+            "tokens_per_second_per_gpu": self.rate.json(),
+            "mfu": self.mfu.json(),
+            "step_seconds": self.speed.seconds,
+            "step_parts_seconds": dict(self.speed.parts),
+            "days": self.days.json(),
+            "gpu_hours": self.gpu_hours.json(),
+            "cost_usd": None if self.cost is None else self.cost.json(),
+            "contradictions": list(self.contradictions),
+            "warnings": list(self.warnings),
+        }
+
+
+def precision_of(parallel: config.Parallel, *, cpu: bool = False) -> str:
+    """As a run decides it."""
+    if parallel.precision != "auto":
+        return parallel.precision
+    return "fp32" if cpu else "bf16"
+
+
+def outlook(settings: config.Config, place: Place, *, vocab: int, stated: Stated = Stated()) -> Plan:  # noqa: B008
+    """The plan of a run on GPUs."""
+    precision = precision_of(settings.parallel)
+    compiled = settings.parallel.compile != "off"
+    world = place.gpus
+    run = exact(settings, vocab=vocab, world=world, stated=stated)
+    work = work_of(settings, vocab=vocab, world=world, precision=precision, compiled=compiled)
+    return Plan(
+        settings=settings,
+        place=place,
+        precision=precision,
+        compiled=compiled,
+        exact=run,
+        memory=memory(settings, vocab=vocab, world=world, precision=precision),
+        plain_loss=memory(settings, vocab=vocab, world=world, precision=precision, loss="plain"),
+        speed=speed(work, place.cluster),
+    )
+
+
+def changed(settings: config.Config, **sections: dict[str, Any]) -> config.Config:
+    """Settings with other values, by section: changed(settings, batch=dict(micro=4))."""
+    parts = {name: replace(getattr(settings, name), **values) for name, values in sections.items()}
+    return replace(settings, **parts)

@@ -1,0 +1,310 @@
+"""How long a step takes on a GPU: a sum of parts, each with a physical reason, and few calibrated figures.
+
+    products     6 M K N FLOP each, at a share of the peak; or their operands' bytes, where those take longer
+    attention    3.5 times 2 M T H D FLOP under the causal mask, at a share of its own
+    streaming    bytes that norms, rotations, activations, the loss and FSDP's casts read and write, at a share of the
+                 memory's bandwidth; more bytes where nothing fuses them
+    optimizer    40 bytes for each parameter of a rank's shard, clipping included
+    exposed      what is left of communication after computing has hidden the rest
+    launching    the host's time per block, where that is longer than the GPU's
+
+The calibrated figures are in calibration.toml, fitted by bench/fit_plan.py to a part of the runs in published.toml, and
+judged by the rest (tests/fasttrain/tools/plan/test_published.py). Figures for a GPU that no published run is on are carried
+over from another one: the band says so.
+
+B sequences of T tokens are M tokens of a micro-batch; W ranks, S of which share the weights, R = W / S replicas.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fasttrain import config
+from fasttrain.flops import block_matrices, flops_per_token, num_parameters
+from fasttrain.gpus import Gpu
+from fasttrain.tools.plan.memory import ITEMSIZE, chunk_rows
+
+TABLE = Path(__file__).with_name("calibration.toml")
+# Collectives reach this share of what links and adapters are sold as
+_LINK, _NETWORK = 0.75, 0.85
+# Seconds of a ring's hop: between GPUs of a node, and between nodes
+_HOP, _NODE_HOP = 1.5e-6, 8e-6
+# Seconds of the host for a block's forward, about ten fused ops or thirty; backward takes twice that
+_LAUNCH = {True: 60e-6, False: 200e-6}
+_STEP = 0.004  # seconds of a step that nothing below explains: the loop itself, the last reductions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Shares of what the data sheet promises."""
+
+    products: float  # of the peak, by large products
+    attention: float  # of the peak
+    bandwidth: float  # of the memory's
+    unfused: float  # factor of the streamed bytes where nothing is fused
+    exposed: float  # share of communication that computing cannot hide
+    band: float  # of the speed: this much more or less covers nine of ten held-out runs
+    known: bool  # published runs are on this architecture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a rank does in a step, as far as time depends on it."""
+
+    model: config.Model
+    vocab: int
+    sequence: int
+    micro: int
+    micro_batches: int
+    world: int = 1
+    replicas: int = 1
+    precision: str = "bf16"
+    fused: bool = True  # elementwise work: by our kernels, torch.compile or both
+    compiled: bool = True
+    recomputed: float = 0.0  # share of a block's products that backward computes again
+    recomputed_streaming: float = 0.0  # the same of its elementwise work
+    recomputed_attention: float = 0.0
+    gathers: int = 2  # of the weights, in each micro-batch; 0: they are not sharded
+    reduces_every: bool = False
+    reduced: int = 4  # bytes of an element of the gradients that are reduced
+    linear_loss: bool = True
+    muon: bool = False
+    gated: bool = True  # False: a feed-forward layer of two matrices, as many elements as the model's three
+
+    @property
+    def tokens(self) -> int:
+        """Of a rank's step."""
+        return self.micro * self.sequence * self.micro_batches
+
+    @property
+    def shards(self) -> int:
+        return max(self.world // self.replicas, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Where it runs."""
+
+    gpu: Gpu
+    node: int  # GPUs of a node
+    network: float  # bytes per second of a node
+
+    @staticmethod
+    def of(gpu: Gpu, *, node: int | None = None, network: float | None = None) -> Cluster:
+        return Cluster(gpu=gpu, node=node or gpu.node, network=network or gpu.network)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """A step, in seconds by part."""
+
+    parts: dict[str, float]
+    tokens: int  # of a rank's step
+    flops: float  # per token, as published MFUs count
+    peak: float
+    band: float
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second and GPU."""
+        return self.tokens / self.seconds
+
+    @property
+    def mfu(self) -> float:
+        return self.rate * self.flops / self.peak
+
+
+def work_of(settings: config.Config, *, vocab: int, world: int, precision: str = "bf16", compiled: bool = True) -> Work:
+    """What a run of these settings does."""
+    parallel, batch = settings.parallel, settings.batch
+    recompute = parallel.recompute
+    sharded = world > 1 or precision != "fp32"
+    return Work(
+        model=settings.model,
+        vocab=vocab,
+        sequence=settings.data.sequence,
+        micro=batch.micro,
+        micro_batches=max(batch.sequences // (batch.micro * world), 1),
+        world=world,
+        replicas=parallel.replicas,
+        precision=precision,
+        compiled=compiled,
+        recomputed=1.0 if recompute == "full" else 0.0,
+        recomputed_streaming=0.0 if recompute == "none" else 1.0,
+        recomputed_attention=1.0 if recompute == "full" else 0.0,
+        gathers=(2 if parallel.reshard else 1) if sharded else 0,
+        reduces_every=parallel.reduce == "every",
+        muon=settings.optim.kind == "muon",
+    )
+
+
+@cache
+def calibrations() -> dict[str, Calibration]:
+    """By architecture."""
+    table: dict[str, Any] = tomllib.loads(TABLE.read_text("utf-8"))
+    shared = table["shared"]
+    return {
+        name: Calibration(**{k: v for k, v in (shared | row).items() if k != "from"}, known="from" not in row)
+        for name, row in table["architectures"].items()
+    }
+
+
+def speed(work: Work, cluster: Cluster, calibration: Calibration | None = None) -> Speed:
+    """Of a step."""
+    gpu = cluster.gpu
+    given = calibration or calibrations()[gpu.architecture]
+    peak = gpu.peak(work.precision)
+    per_micro = {
+        "products": _products(work, gpu, given),
+        "attention": _attention(work, peak, given),
+        "streaming": _streaming(work, gpu, given),
+    }
+    busy = sum(per_micro.values())
+    launching = 3 * work.model.layers * _LAUNCH[work.compiled or work.fused]
+    n = work.micro_batches
+    parts = {part: n * seconds for part, seconds in per_micro.items()}
+    parts["launching"] = n * max(launching - busy, 0.0)
+    parts["optimizer"] = _optimizer(work, gpu, given) + _STEP
+    parts["exposed"] = _exposed(work, cluster, given, n * (busy + max(launching - busy, 0.0)))
+    return Speed(
+        parts=parts,
+        tokens=work.tokens,
+        flops=flops_per_token(work.model, work.vocab, work.sequence),
+        peak=peak,
+        band=given.band,
+    )
+
+
+def _products(work: Work, gpu: Gpu, given: Calibration) -> float:
+    """Of a micro-batch: each matrix forward, and twice in backward."""
+    peak = gpu.peak(work.precision)
+    m, M = work.model, work.micro * work.sequence
+    C, D = m.hidden, m.head_dim
+    wide = m.ffn * 3 // 2  # of two matrices with as many elements as three
+    feed_forward = [(C, 2 * m.ffn), (m.ffn, C)] if work.gated else [(C, wide), (wide, C)]
+    block = [(C, (m.heads + 2 * m.kv_heads) * D), (m.heads * D, C), *feed_forward]
+
+    def seconds(K: int, N: int) -> float:
+        moved = (M * K + K * N + M * N) * ITEMSIZE[work.precision]
+        return max(2 * M * K * N / (peak * given.products), moved / (gpu.bandwidth * given.bandwidth))
+
+    again = 3 + work.recomputed
+    return again * m.layers * sum(seconds(*sides) for sides in block) + 3 * seconds(C, work.vocab)
+
+
+def _attention(work: Work, peak: float, given: Calibration) -> float:
+    m, T = work.model, work.sequence
+    M = work.micro * T
+    forward = 2 * M * T * m.heads * m.head_dim
+    share = given.attention * min(1.0, (m.head_dim / 128) ** 0.25)
+    return m.layers * (3.5 + work.recomputed_attention) * forward / (peak * share)
+
+
+def _streaming(work: Work, gpu: Gpu, given: Calibration) -> float:
+    """Bytes of a micro-batch over the bandwidth."""
+    m, M, a = work.model, work.micro * work.sequence, ITEMSIZE[work.precision]
+    C, H, K, F = m.hidden, m.heads * m.head_dim, m.kv_heads * m.head_dim, m.ffn
+    # Norms read and write 4 C, the rotation 2 (H + K), swiglu 3 F; backward 4 C, 3 (H + K), 5 F, and packs dqkv
+    forward = 8 * C + 2 * (H + K) + 3 * F
+    backward = 8 * C + 3 * (H + K) + 2 * (H + 2 * K) + 5 * F
+    block = (forward * (1 + work.recomputed_streaming) + backward) * (1 if work.fused else given.unfused)
+    total = m.layers * M * a * block
+    total += _loss_bytes(work)
+    counts = num_parameters(m, work.vocab)
+    # The shard is cast, gathered weights are copied to their places, gradients to the buffer that is reduced
+    if work.gathers:
+        total += work.gathers * 2 * a * counts.total + 6 * counts.total / work.shards + (a + 4) * counts.total
+    return total / (gpu.bandwidth * given.bandwidth)
+
+
+def _loss_bytes(work: Work) -> float:
+    M, C, V, a = work.micro * work.sequence, work.model.hidden, work.vocab, ITEMSIZE[work.precision]
+    if not work.linear_loss:
+        return M * V * (a + 4 + 4 + 4 + 4 + a) * (0.6 if work.fused else 1)
+    chunks = -(-M // chunk_rows(M, C, V, precision=work.precision, device="cuda"))
+    # dweight: summed in fp32 chunk by chunk; one chunk in bf16 writes it, and its factor reads and writes it
+    dweight = 6 if chunks == 1 and work.precision == "bf16" else 8 * chunks
+    return 4 * M * V * a + dweight * V * C + 8 * M * C
+
+
+def _optimizer(work: Work, gpu: Gpu, given: Calibration) -> float:
+    counts = num_parameters(work.model, work.vocab)
+    seconds = 40 * counts.total / work.shards / (gpu.bandwidth * given.bandwidth)
+    if work.muon:
+        m = work.model
+        small = min(m.hidden, m.ffn)
+        # Five iterations of about 2 M^2 N + M^3 multiplications, shared by the ranks of a group
+        flops = 5 * 2 * 3 * small * m.layers * block_matrices(m) / work.shards
+        seconds += flops / (gpu.half * given.products * 0.6)
+    return seconds
+
+
+def collectives(work: Work, cluster: Cluster) -> dict[str, float]:
+    """Seconds of a step's collectives, if nothing hid them: gathers, reductions, all-reduce among replicas."""
+    counts, a = num_parameters(work.model, work.vocab), ITEMSIZE[work.precision]
+    if work.world == 1:
+        return {"gather": 0.0, "reduce": 0.0, "replicas": 0.0}
+    units = work.model.layers + 1
+    blocks, root = counts.blocks, counts.total - counts.blocks
+    reductions = work.micro_batches if work.reduces_every else 1
+    if not work.gathers:
+        return {"gather": 0.0, "reduce": 0.0, "replicas": _all_reduce(work.world, work.reduced * counts.total, cluster)}
+    rounds = work.micro_batches if work.gathers == 2 else 1
+    gathered = rounds * (work.gathers * blocks + root) * a
+    hops = _ring_latency(work.shards, cluster)
+    return {
+        "gather": _ring(work.shards, gathered, cluster) + rounds * work.gathers * units * hops,
+        "reduce": _ring(work.shards, reductions * work.reduced * counts.total, cluster) + reductions * units * hops,
+        "replicas": _between_replicas(work, work.reduced * counts.total, cluster),
+    }
+
+
+def _exposed(work: Work, cluster: Cluster, given: Calibration, busy: float) -> float:
+    """A share that never hides (the first gather, the last reduction, kernels that compete), and what computing is
+    too short for."""
+    total = sum(collectives(work, cluster).values())
+    hidden = (1 - given.exposed) * total
+    return given.exposed * total + max(hidden - 0.9 * busy, 0.0)
+
+
+def _ring(ranks: int, size: float, cluster: Cluster) -> float:
+    """Seconds to bring every rank of a group a whole of so many bytes, of which each has a share; or to reduce one."""
+    if ranks == 1:
+        return 0.0
+    inside = (ranks - 1) / ranks * size / (_LINK * cluster.gpu.link)
+    nodes = ranks / cluster.node
+    if nodes <= 1:
+        return inside
+    return max(inside, (nodes - 1) / nodes * size / (_NETWORK * cluster.network))
+
+
+def _ring_latency(ranks: int, cluster: Cluster) -> float:
+    nodes = max(ranks / cluster.node, 1)
+    return _HOP * (ranks - 1) + _NODE_HOP * (nodes - 1)
+
+
+def _between_replicas(work: Work, size: float, cluster: Cluster) -> float:
+    """The all-reduce of each rank's shard with the same shard elsewhere: all ranks of a node share its network."""
+    R, S = work.replicas, work.shards
+    if R == 1:
+        return 0.0
+    volume = 2 * (R - 1) / R * size / S
+    together = min(cluster.node, work.world)
+    if work.world <= cluster.node:
+        return volume / (_LINK * cluster.gpu.link)
+    if cluster.node <= S:
+        return volume * cluster.node / (_NETWORK * cluster.network)
+    # Several replicas in a node are summed there first
+    return volume / (_LINK * cluster.gpu.link) + 2 * size / (_NETWORK * cluster.network) * (together / cluster.node)
+
+
+def _all_reduce(ranks: int, size: float, cluster: Cluster) -> float:
+    return 2 * _ring(ranks, size, cluster) + 2 * _ring_latency(ranks, cluster)

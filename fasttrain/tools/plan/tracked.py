@@ -1,0 +1,78 @@
+"""The memory of a step as torch itself counts it: the real model, its real FSDP and optimizer, on tensors without data.
+
+A fake process group has any number of ranks, and FSDPMemTracker adds up what this rank would hold. It is torch's own
+but not public, so it is used here and nowhere else: the closed form (memory.py) is what `fasttrain plan` prints, and
+this is what tests hold it against. Eager only. Ops that answer with their fakes show no workspace: the chunk of logits
+and the scores of a block of queries are not counted.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from fasttrain import config
+from fasttrain.distributed.parallelize import before_backward, distribute
+from fasttrain.model import Decoder
+from fasttrain.optim import clip, make_optimizer
+from fasttrain_kernels._registration import kernels_on_cpu
+from fasttrain_kernels.linear_cross_entropy import ops as linear_cross_entropy
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def tracked_peak(settings: config.Config, *, vocab: int, world: int, precision: str = "bf16") -> dict[str, int]:
+    """Peak bytes of a rank in its second step, by torch's categories, and their sum as "Total"."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        mesh = _mesh(settings.parallel, world)
+        with FakeTensorMode(), kernels_on_cpu(), patch.object(linear_cross_entropy, "_finished", _finished):
+            return _tracked(settings, vocab, SimpleNamespace(world=world, dtype=DTYPES[precision], mesh=mesh))
+    finally:
+        dist.destroy_process_group()
+
+
+def _finished(grad: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """As the op does with data. For tensors without, it takes the way of torch.compile, which has memory of its own."""
+    return grad if grad.dtype == dtype else torch.empty(grad.shape, dtype=dtype, device=grad.device)
+
+
+def _mesh(parallel: config.Parallel, world: int) -> DeviceMesh:
+    shape = (world,) if parallel.replicas == 1 else (parallel.replicas, world // parallel.replicas)
+    return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+
+
+def _tracked(settings: config.Config, vocab: int, runtime: Any) -> dict[str, int]:
+    parallel, batch = settings.parallel, settings.batch
+    with torch.device("meta"):
+        model = Decoder(settings.model, vocab=vocab, sequence=settings.data.sequence)
+    distribute(model, parallel, runtime, compiled=False)
+    model.to_empty(device="cpu")
+    optimizer = make_optimizer(model, settings.optim, torch.device("cpu"))
+    tokens, targets = (torch.zeros(batch.micro, settings.data.sequence, dtype=torch.int64) for _ in range(2))
+    tracker = FSDPMemTracker(model, optimizer)
+    micro_batches = batch.sequences // (batch.micro * runtime.world)
+
+    def step() -> None:
+        for number in range(1, micro_batches + 1):
+            tracker.reset_mod_stats()  # it takes a second forward for a mistake otherwise
+            before_backward(model, parallel, last=number == micro_batches)
+            model(tokens, targets).loss_sum.backward()
+        clip(model.parameters(), settings.optim.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()  # without a first step, the optimizer's state is counted unsharded
+    with tracker:
+        step()
+    (snapshot,) = tracker.get_tracker_snapshot("peak").values()
+    return {str(getattr(key, "value", key)): size for key, size in snapshot.items()}

@@ -1,0 +1,247 @@
+"""What the page is told of each run: plain data, decimated, in the units that the page shows."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from fasttrain.config import Config, to_toml
+from fasttrain.tools.report.decimate import bucket_starts, bucketed
+from fasttrain.tools.report.events import SAMPLE, Incident
+from fasttrain.tools.report.reading import Record, Saved, flat
+from fasttrain.tools.report.state import State
+
+NUMBERS = 220_000  # in all curves of a page: about 1.5 MB
+MOST, LEAST = 1500, 150  # points of a curve
+HIDDEN = ("step", "time", "tokens", "valid_tokens", "data_wait", "nonfinite")  # no curves of their own
+RANGED = (  # a mean with its lowest and highest value
+    *("loss", "grad_norm", "tokens_per_second", "mfu", "step_seconds"),
+    *("unsaved_steps", "checkpoint_age"),
+)
+PEAK = 3.0  # in any other curve, a highest value of so many means stands for its bucket
+INCIDENTS, SAMPLES, GHOSTS, EVALUATIONS = 1000, 100, 40, 1000  # that a page has of a run, at most
+TEXT, DOCUMENTS = 2000, 50  # characters of a text, and documents of an incident
+BESIDE = ("out", "resume")  # settings that say where a run is, not what
+
+
+def page_content(records: Sequence[Record], states: Sequence[State]) -> dict[str, Any]:
+    """All runs, and the settings in which they differ."""
+    curves = sum(len(_curves(record)) + 2 * len(set(_curves(record)) & set(RANGED)) + 3 for record in records)
+    points = min(max(NUMBERS // max(curves, 1), LEAST), MOST)
+    return dict(
+        runs=[_run(record, state, points) for record, state in zip(records, states, strict=True)],
+        differences=differences(records) if len(records) > 1 else [],
+    )
+
+
+def differences(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Settings that are not the same in all runs."""
+    keys = dict.fromkeys(key for record in records for key in record.settings if key not in BESIDE)
+    rows = [dict(key=key, values=[_shown(record.settings.get(key)) for record in records]) for key in keys]
+    return [row for row in rows if len(set(row["values"])) > 1]
+
+
+def figures(record: Record) -> dict[str, Any]:
+    """The run in a few numbers; None: not known."""
+    columns = record.columns
+    best = min(_main_validations(record), key=lambda line: line["loss"], default=None)
+    return dict(
+        loss=_last(columns["loss"]),
+        validation=best and best["loss"],
+        validation_step=best and best["step"],
+        tokens=_last(columns["tokens"]),
+        seconds=float(record.clock.hours(np.array([record.last_written]))[0]) * 3600,
+        tokens_per_second=_median(columns["tokens_per_second"]),
+        mfu=_median(columns["mfu"]),
+        memory=_highest(columns["memory"]),
+        incidents=sum(incident.level in ("bad", "warning") for incident in record.incidents),
+        rollbacks=sum(incident.kind == "rollback" for incident in record.incidents),
+    )
+
+
+def _run(record: Record, state: State, points: int) -> dict[str, Any]:
+    columns, steps = record.columns, record.columns["step"]
+    planned = record.settings.get("batch.steps")
+    places = [int(np.searchsorted(steps, incident.step)) for incident in _by_weight(record.incidents)]
+    starts = bucket_starts(len(columns), points, [place for place in places if place < len(steps)])
+    ends = np.append(starts[1:], len(columns)) - 1
+    samples = [incident for incident in record.incidents if incident.kind == SAMPLE]
+    others = [incident for incident in record.incidents if incident.kind != SAMPLE]
+    return dict(
+        name=record.name,
+        path=str(record.path),
+        state=state.name,
+        reason=state.reason,
+        step=int(steps[-1]),
+        planned=planned,
+        left=_seconds_left(record, planned) if state.name == "running" else None,
+        began=float(columns["time"][0]),
+        written=record.last_written,
+        parameters=record.facts.get("parameters"),
+        hardware=record.facts.get("hardware"),
+        world=record.facts.get("world"),
+        versions={name: str(record.facts[name]) for name in ("fasttrain", "torch", "python") if name in record.facts},
+        figures=figures(record),
+        x=_places(record, steps[ends], columns["time"][ends]),
+        first=steps[starts].astype(np.int64) if len(starts) < len(columns) else None,
+        series={name: _curve(columns[name], name, starts) for name in _curves(record)},
+        taken_back=[_ghost(record, gone) for gone in columns.taken_back[-GHOSTS:] if len(gone["step"]) > 1],
+        validations=_validations(record),
+        incidents=[_incident(record, incident) for incident in others[-INCIDENTS:]],
+        left_out=max(len(others) - INCIDENTS, 0),
+        samples=[_incident(record, incident) for incident in samples[-SAMPLES:]],
+        evaluations=_latest(record.evaluations)[-EVALUATIONS:],
+        checkpoints=_checkpoints(record.checkpoints),
+        settings=_sections(record.settings),
+    )
+
+
+def _curves(record: Record) -> list[str]:
+    return [name for name in record.columns.names if name not in HIDDEN]
+
+
+def _by_weight(incidents: list[Incident]) -> list[Incident]:
+    """Those first that deserve a close look."""
+    order = ("bad", "action", "warning")
+    return sorted((i for i in incidents if i.level in order), key=lambda incident: order.index(incident.level))
+
+
+def _places(record: Record, steps: np.ndarray, times: np.ndarray) -> dict[str, np.ndarray]:
+    """Where on each of the three axes."""
+    known, tokens = record.columns["step"], record.columns["tokens"]
+    return dict(
+        step=steps.astype(np.int64),
+        tokens=np.round(np.interp(steps, known, tokens, left=0)).astype(np.int64),
+        hours=np.round(record.clock.hours(times), 6).tolist(),  # a list: with all of its digits
+    )
+
+
+def _curve(values: np.ndarray, name: str, starts: np.ndarray) -> dict[str, np.ndarray]:
+    mean, low, high = bucketed(values, starts)
+    if len(starts) == len(values):
+        return dict(mean=mean)
+    if name in RANGED:
+        return dict(mean=mean, low=low, high=high)
+    return dict(mean=np.where(high > PEAK * np.abs(mean), high, mean))
+
+
+def _ghost(record: Record, gone: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Steps that the run took back."""
+    starts = bucket_starts(len(gone["step"]), 200)
+    ends = np.append(starts[1:], len(gone["step"])) - 1
+    x = _places(record, gone["step"][ends], gone["time"][ends]) | dict(tokens=gone["tokens"][ends])
+    return dict(x=x, loss=bucketed(gone["loss"], starts).high)
+
+
+def _validations(record: Record) -> dict[str, Any]:
+    sets: dict[str, list[dict[str, Any]]] = {}
+    for line in record.validations:
+        sets.setdefault(str(line["set"]), []).append(line)
+    return {
+        name: dict(
+            x=_places(record, _figure(lines, "step"), _figure(lines, "time")),
+            **{key: _figure(lines, key) for key in ("loss", "perplexity", "bits_per_byte", "accuracy")},
+        )
+        for name, lines in sets.items()
+    }
+
+
+def _figure(lines: list[dict[str, Any]], key: str) -> np.ndarray:
+    return np.array([line.get(key) for line in lines], dtype=np.float64)  # None becomes nan
+
+
+def _main_validations(record: Record) -> list[dict[str, Any]]:
+    """Those of the held-out documents, or of the first set."""
+    names = list(dict.fromkeys(line["set"] for line in record.validations))
+    main = "held-out" if "held-out" in names else next(iter(names), None)
+    lines = [line for line in record.validations if line["set"] == main]
+    return [line for line in lines if line.get("loss") is not None and math.isfinite(line["loss"])]
+
+
+def _incident(record: Record, incident: Incident) -> dict[str, Any]:
+    places = _places(record, np.array([incident.step]), np.array([incident.time]))
+    x = {axis: float(value[0]) for axis, value in places.items()}
+    if incident.tokens is not None:
+        x["tokens"] = float(incident.tokens)
+    content = asdict(incident) | dict(level=incident.level, x=x)
+    del content["tokens"]
+    content["text"] = _cut(incident.text)
+    content["evidence"] = {str(key): _cut(_shown(value)) for key, value in incident.evidence.items()}
+    content["documents"] = [_cut(document, 300) for document in incident.documents[:DOCUMENTS]]
+    content["more_documents"] = max(len(incident.documents) - DOCUMENTS, 0)
+    return content
+
+
+def _latest(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of those that ask the same of the same step, the last."""
+    asked = ("step", "set", "task", "metric", "filter", "fewshot", "samples", "tokens")
+    found = {tuple(str(line.get(key)) for key in asked): line for line in evaluations}
+    return sorted(found.values(), key=lambda line: line["step"])
+
+
+def _checkpoints(checkpoints: list[Saved]) -> list[dict[str, Any]]:
+    standing = [saved for saved in checkpoints if saved.state in ("published", "sound")]
+    scored = [saved for saved in standing if saved.loss is not None and math.isfinite(saved.loss)]
+    best = min(scored, key=lambda saved: (saved.loss, -saved.step), default=None)
+    rows = []
+    for saved in checkpoints:
+        marks = [name for name, one in (("newest", standing[-1:]), ("best", [best])) if saved in one]
+        rows.append(saved._asdict() | dict(path=str(saved.path), marks=marks))
+    return rows
+
+
+def _sections(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Settings as config.toml has them, and which of them are not the defaults."""
+    defaults = flat(_default_settings())
+    sections: dict[str, list[dict[str, Any]]] = {}
+    for key, value in settings.items():
+        section, _, name = key.rpartition(".") if "." not in key else key.partition(".")
+        changed = key not in BESIDE and value != defaults.get(key)
+        sections.setdefault(section or "run", []).append(dict(key=name, value=_shown(value), changed=changed))
+    return [dict(name=name, settings=rows) for name, rows in sections.items()]
+
+
+def _default_settings() -> dict[str, Any]:
+    return tomllib.loads(to_toml(Config()))
+
+
+def _seconds_left(record: Record, planned: int | None) -> float | None:
+    times, steps = record.columns["time"][-200:], record.columns["step"][-200:]
+    if planned is None or len(times) < 2:
+        return None
+    return float((planned - steps[-1]) * np.median(np.diff(times)))
+
+
+def _shown(value: Any) -> str:
+    """A value as people read it."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {_shown(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value))
+    return "" if value is None else str(value)
+
+
+def _cut(text: str, length: int = TEXT) -> str:
+    return text if len(text) <= length else f"{text[:length]}..."
+
+
+def _last(values: np.ndarray) -> float | None:
+    finite = values[np.isfinite(values)]
+    return float(finite[-1]) if len(finite) else None
+
+
+def _median(values: np.ndarray) -> float | None:
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else None
+
+
+def _highest(values: np.ndarray) -> float | None:
+    finite = values[np.isfinite(values)]
+    return float(finite.max()) if len(finite) else None

@@ -1,0 +1,96 @@
+"""The page itself: one HTML file with its style, its scripts and its data, that asks no network for anything.
+
+Whatever a run has written is data in it, never markup: the scripts put it in as text. A policy in the page lets no
+script run but its own, and no request leave.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import logging
+import os
+import time
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fasttrain
+from fasttrain.tools.report.content import page_content
+from fasttrain.tools.report.reading import Record, catch_up, read_records
+from fasttrain.tools.report.state import state_of
+
+SCRIPTS = ("text.js", "view.js", "scales.js", "chart.js", "charts.js", "tables.js", "page.js")
+PATIENCE = 1.0  # seconds that a run under way waits for its page
+
+_logger = logging.getLogger(__name__)
+
+
+def write_report(runs: Sequence[Path], out: Path, *, running: bool | None = None) -> None:
+    """For a run to call as it goes: whatever goes wrong is a warning. running: None: by what the runs have written.
+
+    A run that goes on after half a million steps has half a gigabyte to read: it does so in its first calls, a second
+    in each, and leaves the former page as it is until then.
+    """
+    try:
+        if running and not catch_up(runs, patience=PATIENCE):
+            return
+        write_page(read_records(runs), out, running=running)
+    except Exception as error:
+        _logger.warning("report: %s is not up to date: %s: %s", out, type(error).__name__, error)
+
+
+def write_page(records: Sequence[Record], out: Path, *, running: bool | None = None) -> None:
+    """Whoever opens it has the former page or this one, whole."""
+    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    try:
+        partial.write_text(page(records, running=running), "utf-8")
+        os.replace(partial, out)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def page(records: Sequence[Record], *, running: bool | None = None) -> str:
+    """HTML."""
+    states = [state_of(record, running=running) for record in records]
+    content = page_content(records, states) | dict(written=time.time(), version=fasttrain.__version__)
+    script = "\n".join(["(() => {", '"use strict";', *map(_asset, SCRIPTS), "})();"])
+    parts = dict(
+        title=html.escape(f"{', '.join(record.name for record in records)} · fasttrain"),
+        policy=f"default-src 'none'; style-src {_hash(style := _asset('page.css'))}; script-src {_hash(script)}",
+        style=style,
+        data=encoded(content),
+        script=script,
+    )
+    return "".join(
+        parts[piece] if place % 2 else piece for place, piece in enumerate(_asset("page.html").split("@@"))
+    )  # @@title@@ and so on; what is put in is not looked at again
+
+
+def encoded(value: Any) -> str:
+    """JSON without anything that could end a script element. nan and infinities are null."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind == "f":
+            return f"[{','.join([f'{v:.6g}' if v - v == 0 else 'null' for v in value.tolist()])}]"
+        return f"[{','.join(map(str, value.tolist()))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{encoded(str(key))}:{encoded(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(encoded, value))}]"
+    if isinstance(value, float) and value - value != 0:
+        return "null"
+    text = json.dumps(value)  # ASCII: U+2028 is escaped as well
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _asset(name: str) -> str:
+    return (resources.files("fasttrain.tools.report") / "assets" / name).read_text("utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,163 @@
+"""The main curves as a picture, for a document or a message: the page's figures, without its interaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fasttrain.tools.report.decimate import Buckets, bucket_starts, bucketed
+from fasttrain.tools.report.events import Incident, Level
+from fasttrain.tools.report.reading import Record
+
+try:
+    from matplotlib.figure import Figure  # without pyplot: no display, no global state
+except ImportError as error:
+    raise ImportError("a picture needs matplotlib: pip install 'fasttrain[plot]'") from error
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#0b6bb3", "#cf5c0a", "#0c8562", "#a6508f", "#a87b00", "#2b96c4", "#6b6f76", "#8a4b2d")
+LEVELS: dict[Level, str] = {"bad": "#c4232d", "action": "#6b46b3", "warning": "#b06f00"}  # notes are not drawn
+PARTS = {
+    **{"data": "#e69f00", "wait": "#d9c93a", "forward": "#56b4e9"},
+    **{"backward": "#0072b2", "optimizer": "#009e73", "record": "#9aa1aa"},
+}
+OTHER = "#a6508f"
+SUFFIXES = (".png", ".svg")
+POINTS = 2000
+
+
+class Panel(NamedTuple):
+    name: str  # of the column
+    title: str
+    factor: float = 1.0
+    log: bool = False
+    zero: bool = False  # the scale begins there
+
+
+PANELS = (
+    Panel("loss", "Loss (nats per token)"),
+    Panel("lr", "Learning rate", zero=True),
+    Panel("grad_norm", "Gradient norm, before clipping", log=True),
+    Panel("tokens_per_second", "Tokens per second", zero=True),
+    Panel("mfu", "MFU (%)", factor=100, zero=True),
+    Panel("memory", "Memory, peak so far (GB)", factor=1e-9, zero=True),
+)
+
+
+def draw(records: Sequence[Record], path: Path) -> list[Path]:
+    """All panels in one file; or in a directory, each in its own. What was written."""
+    if path.suffix in SUFFIXES:
+        figure = Figure(figsize=(12, 10), layout="constrained")
+        places = figure.add_gridspec(4, 2, height_ratios=(1.4, 1, 1, 1))
+        axes = [figure.add_subplot(places[0, :]), *(figure.add_subplot(places[1 + i // 2, i % 2]) for i in range(5))]
+        axes.append(figure.add_subplot(places[3, 1]))
+        for panel, ax in zip(PANELS, axes, strict=False):
+            _panel(ax, records, panel)
+        _step_time(axes[-1], records[0])
+        figure.suptitle(", ".join(record.name for record in records))
+        return [_saved(figure, path)]
+    if path.suffix:
+        raise ValueError(f"--png {path}: a picture is {' or '.join(SUFFIXES)}, or name a directory")
+    path.mkdir(parents=True, exist_ok=True)
+    drawn = {panel.name: _with(lambda ax, panel=panel: _panel(ax, records, panel)) for panel in PANELS}  # type: ignore[misc]
+    drawn["step_time"] = _with(lambda ax: _step_time(ax, records[0]))
+    return [_saved(figure, path / f"{name}.png") for name, figure in drawn.items()]
+
+
+def _with(fill: Callable[[Axes], None]) -> Figure:
+    figure = Figure(figsize=(10, 5), layout="constrained")
+    fill(figure.subplots())
+    return figure
+
+
+def _saved(figure: Figure, path: Path) -> Path:
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _panel(ax: Axes, records: Sequence[Record], panel: Panel) -> None:
+    for record, colour in zip(records, _colours(records), strict=False):
+        x, (mean, low, high) = _curve(record, panel.name)
+        ax.fill_between(x, low * panel.factor, high * panel.factor, color=colour, alpha=0.2, lw=0)
+        ax.plot(x, mean * panel.factor, color=colour, lw=1.2, label=record.name if len(records) > 1 else "training")
+        if panel.name == "loss":
+            _validations(ax, record, () if len(records) > 1 else COLOURS[1:], colour)
+            for gone in record.columns.taken_back:
+                ax.plot(gone["step"], gone["loss"], color=colour, lw=0.8, ls=":", alpha=0.8)
+    if panel.log and any((record.columns[panel.name] > 0).any() for record in records):
+        ax.set_yscale("log")
+        for axis_formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+            axis_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "125" else "")
+    if panel.zero:
+        ax.set_ylim(0, 1.05 * ax.get_ylim()[1])
+    _finish(ax, records, panel.title, labels=panel.name == "loss")
+
+
+def _step_time(ax: Axes, record: Record) -> None:
+    """Of one run: stacks of several would hide each other."""
+    names = [name for name in record.columns.names if name.startswith("time/")]
+    names = [name for name in names if name not in ("time/validation", "time/checkpoint")]
+    if names:
+        curves = [_curve(record, name) for name in names]
+        stack = [np.nan_to_num(buckets.mean) * 1e3 for _, buckets in curves]
+        parts = [name.removeprefix("time/") for name in names]
+        colours = [PARTS.get(part, OTHER) for part in parts]
+        ax.stackplot(curves[0][0], *stack, labels=parts, colors=colours, alpha=0.9, lw=0)
+        ax.set_ylim(0, float(np.quantile(np.sum(stack, axis=0), 0.98)) * 1.25)
+        ax.legend(frameon=False, fontsize=8, ncols=3, loc="upper right")
+    _finish(ax, [record], f"Step time of {record.name} (ms)", labels=False)
+
+
+def _curve(record: Record, name: str) -> tuple[np.ndarray, Buckets]:
+    starts = bucket_starts(len(record.columns), POINTS)
+    ends = np.append(starts[1:], len(record.columns)) - 1
+    return record.columns["step"][ends], bucketed(record.columns[name], starts)
+
+
+def _validations(ax: Axes, record: Record, colours: Sequence[str], colour: str) -> None:
+    """colours: of the sets; none: all of them have the run's."""
+    for place, name in enumerate(dict.fromkeys(line["set"] for line in record.validations)):
+        lines = [line for line in record.validations if line["set"] == name]
+        losses = np.array([line["loss"] for line in lines], dtype=float)
+        shade = colours[place % len(colours)] if colours else colour
+        steps, label = [line["step"] for line in lines], f"validation: {name}"
+        ax.plot(steps, losses, "o-", color=shade, mfc="white", ms=4, lw=1, label=label)
+
+
+def _finish(ax: Axes, records: Sequence[Record], title: str, *, labels: bool) -> None:
+    ax.set_title(title, loc="left", fontsize=10)
+    ax.grid(alpha=0.25)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}")
+    if labels:
+        ax.legend(frameon=False, fontsize=9, loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.2)
+    for step, incidents in _by_place(records).items():
+        first = min(incidents, key=lambda incident: list(LEVELS).index(incident.level))
+        ax.axvline(step, color=LEVELS[first.level], lw=0.8, alpha=0.6)
+        if labels:
+            kinds = ", ".join(dict.fromkeys(incident.kind for incident in incidents))
+            ax.annotate(
+                kinds, (step, 1), xycoords=("data", "axes fraction"), xytext=(3, -2), textcoords="offset points",
+                rotation=90, va="top", fontsize=8, color=LEVELS[first.level],
+            )  # fmt: skip
+
+
+def _by_place(records: Sequence[Record]) -> dict[int, list[Incident]]:
+    """Those that would be drawn upon each other are together."""
+    found = [incident for record in records for incident in record.incidents if incident.level in LEVELS]
+    near = max(record.columns["step"][-1] for record in records) / 80
+    places: dict[int, list[Incident]] = {}
+    for incident in sorted(found, key=lambda incident: incident.step):
+        last = next(reversed(places), None)
+        place = incident.step if last is None or incident.step - last > near else last
+        places.setdefault(place, []).append(incident)
+    return places
+
+
+def _colours(records: Sequence[Record]) -> list[str]:
+    return [COLOURS[place % len(COLOURS)] for place in range(len(records))]

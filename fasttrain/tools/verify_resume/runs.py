@@ -1,0 +1,108 @@
+"""Runs as processes, started as a user starts them: to the end, or killed on the way. None is left behind."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fasttrain.checkpoint import Checkpoint, list_checkpoints, published
+from fasttrain.config import Config, to_toml
+from fasttrain.metrics import read_incidents, read_metrics
+from fasttrain.process import kill_tree
+from fasttrain.train.resume import CHECKPOINTS
+
+TRAINER = ("-m", "fasttrain.train")
+MISTAKE = "fasttrain.train: error: "  # what its words about a user's mistake begin with
+_TAIL = 20  # lines of a failed run to show
+_ATTEMPTS = 3  # to kill a run before it ends by itself
+
+Report = Callable[[str, int], None]  # what is running, and the last step that it has saved
+
+
+class RunFailed(Exception):
+    """A run ended with an error; its last lines."""
+
+
+class Runs:
+    """Runs by name. Each has a directory, a file of settings and a log: NAME, NAME.toml, NAME.log."""
+
+    def __init__(self, directory: Path, report: Report) -> None:
+        self.seconds: dict[str, float] = {}
+        self.report = report
+        self._directory = directory
+
+    def checkpoints(self, name: str) -> dict[int, Checkpoint]:
+        """By step."""
+        return {checkpoint.step: checkpoint for checkpoint in list_checkpoints(self._directory / name / CHECKPOINTS)}
+
+    def steps(self, name: str) -> dict[int, dict[str, Any]]:
+        """Figures by step."""
+        return {line["step"]: line for line in read_metrics(self._directory / name)}
+
+    def resumed_from(self, name: str) -> int:
+        """The step that it went on from by its own account; 0: it began anew."""
+        incidents = read_incidents(self._directory / name)
+        return max((event["step"] for event in incidents if event["kind"] == "resume"), default=0)
+
+    def finish(self, name: str, settings: Config, ranks: int) -> None:
+        """Run to the end, from wherever the run is."""
+        self._run(name, settings, ranks, f"{name}: to step {settings.batch.steps}")
+
+    def kill(self, name: str, settings: Config, ranks: int, step: int) -> None:
+        """Run until a step is saved, and kill it then, whatever it is doing."""
+        for _ in range(_ATTEMPTS):
+            self._run(name, settings, ranks, f"{name}: until it is killed after step {step}", kill_at=step)
+            if max(self.checkpoints(name)) < settings.batch.steps:
+                return
+            shutil.rmtree(self._directory / name)
+        raise ValueError(f"the run ended before it could be killed, {_ATTEMPTS} times; raise --steps")
+
+    def _run(self, name: str, settings: Config, ranks: int, what: str, kill_at: int | None = None) -> None:
+        file, out = self._directory / f"{name}.toml", self._directory / name
+        file.write_text(to_toml(replace(settings, out=out)))
+        torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}") if ranks > 1 else ()
+        start = time.monotonic()
+        with open(self._directory / f"{name}.log", "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, *torchrun, *TRAINER, "--config", str(file)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for this process alone, which then ends the run
+            )  # fmt: skip
+            try:
+                self._watch(process, f"{what}, on {ranks} rank{'s' * (ranks > 1)}", out / CHECKPOINTS, kill_at)
+            finally:
+                killed = process.poll() is None
+                if killed:
+                    kill_tree(process.pid)
+                code = process.wait()
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
+        if code and not killed:
+            self._raise(name, code)
+
+    def _watch(self, process: subprocess.Popen[bytes], what: str, directory: Path, kill_at: int | None) -> None:
+        """Until the process has ended, or has to be killed."""
+        saved, since, took = 0, time.monotonic(), 0.0
+        while process.poll() is None:
+            self.report(what, saved)
+            newest = max((int(path.name.split("-")[1]) for path in published(directory)), default=0)
+            if newest > saved:
+                now = time.monotonic()
+                saved, since, took = newest, now, now - since if saved else 0.0
+            if kill_at is not None and saved >= kill_at:
+                time.sleep(random.uniform(0, took))  # in a step, or in a save
+                return
+            time.sleep(0.002 if kill_at else 0.05)
+
+    def _raise(self, name: str, code: int) -> None:
+        log = (self._directory / f"{name}.log").read_text(errors="replace")
+        if MISTAKE in log:  # torchrun has an exit code of its own
+            raise ValueError("\n".join(log.rpartition(MISTAKE)[2].splitlines()[:_TAIL]))
+        tail = "\n".join(log.splitlines()[-_TAIL:])
+        raise RunFailed(f"the run {name!r} ended with exit code {code}; its last lines:\n{tail}")

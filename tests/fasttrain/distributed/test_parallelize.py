@@ -1,0 +1,104 @@
+"""What ranks say to each other in a step."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fasttrain.config import Model, Parallel
+from fasttrain.distributed.parallelize import before_backward, distribute
+from fasttrain.distributed.runtime import start
+from fasttrain.model import Decoder
+from tests.ranks import run_ranks
+
+LAYERS, MICRO_BATCHES = 3, 4
+UNITS = LAYERS + 1  # groups of weights: each block, and the embedding with the head
+
+
+def collectives(parallel: Parallel) -> Counter[str]:
+    """Of a step with several micro-batches."""
+    model_section = Model(layers=LAYERS, hidden=16, heads=2, kv_heads=2, head_dim=8, ffn=16)
+    with start(parallel) as runtime:
+        with torch.device("meta"):
+            model = Decoder(model_section, vocab=64, sequence=8)
+        distribute(model, parallel, runtime, compiled=False)
+        model.to_empty(device="cpu")
+        model.init_weights(0)
+        assert all(isinstance(p, DTensor) for p in model.parameters())
+        assert sum(isinstance(module, FSDPModule) for module in model.modules()) == UNITS
+        tokens = torch.randint(64, (1, 8))
+        with Ops("c10d") as said:
+            for number in range(MICRO_BATCHES):
+                before_backward(model, parallel, last=number == MICRO_BATCHES - 1)
+                model(tokens, tokens).loss_sum.backward()
+        return said.counts
+
+
+class Ops(TorchDispatchMode):
+    """Counts operations, of one namespace or all. (torch's CommDebugMode fails at the second forward of a module.)"""
+
+    def __init__(self, namespace: str = "") -> None:
+        super().__init__()
+        self.namespace = namespace
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.namespace in ("", op.namespace):
+            self.counts[op.overloadpacket.__name__] += 1
+        return op(*args, **(kwargs or {}))
+
+
+def check(parallel: Parallel, expected: dict[str, int]) -> None:
+    assert collectives(parallel) == expected
+
+
+GATHER, SCATTER, REDUCE = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
+
+
+@pytest.mark.parametrize(
+    ("world", "settings", "expected"),
+    [
+        # Forward gathers every unit, backward gathers the blocks again; gradients are reduced once.
+        (2, {}, {GATHER: MICRO_BATCHES * (UNITS + LAYERS), SCATTER: UNITS}),
+        (2, {"reduce": "every"}, {GATHER: MICRO_BATCHES * (UNITS + LAYERS), SCATTER: MICRO_BATCHES * UNITS}),
+        # Weights are gathered once for all micro-batches.
+        (2, {"reshard": False}, {GATHER: UNITS, SCATTER: UNITS}),
+        # Replicas add their shards of gradients once, however often a group reduces.
+        (4, {"replicas": 2}, {GATHER: MICRO_BATCHES * (UNITS + LAYERS), SCATTER: UNITS, REDUCE: UNITS}),
+        (
+            4,
+            {"replicas": 2, "reduce": "every"},
+            {GATHER: MICRO_BATCHES * (UNITS + LAYERS), SCATTER: MICRO_BATCHES * UNITS, REDUCE: UNITS},
+        ),
+    ],
+)
+def test_accumulation_says_nothing_twice(world: int, settings: dict[str, Any], expected: dict[str, int]) -> None:
+    run_ranks(check, world, Parallel(**settings), expected)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize(("recompute", "again"), [("none", 0), ("selective", 0), ("full", 1)])
+def test_what_is_costly_is_computed_again_only_if_everything_is(recompute, again, ours, monkeypatch):
+    """Products, ours and torch's, and attention."""
+    module = sys.modules["fasttrain_kernels.linear"]
+    monkeypatch.setattr(module, "_is_ours", lambda *_: ours)
+    monkeypatch.setattr(module, "multiply", lambda a, b, out: torch.mm(a, b, out=out))
+    model = Decoder(Model(layers=LAYERS, hidden=16, heads=2, kv_heads=2, head_dim=8, ffn=16), vocab=64, sequence=8)
+    model.init_weights(0)
+    alone = SimpleNamespace(world=1, dtype=torch.float32)
+    distribute(model, Parallel(recompute=recompute), alone, compiled=False)
+    tokens = torch.randint(64, (1, 8))
+    with Ops() as called:
+        model(tokens, tokens).loss_sum.backward()
+    products = called.counts["product"] if ours else called.counts["mm"]
+    assert products == LAYERS * 4 * (3 + again)
+    attention = {name: count for name, count in called.counts.items() if name.startswith("attention_native")}
+    assert attention == {"attention_native": LAYERS * (1 + again), "attention_native_backward": LAYERS}

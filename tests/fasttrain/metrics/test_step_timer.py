@@ -1,0 +1,125 @@
+import time
+
+import pytest
+import torch
+
+from fasttrain.metrics import Stopwatch, step_timer
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+class Clock:
+    """Stands still unless told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(step_timer, "perf_counter", clock)
+    return clock
+
+
+def mark(watch, clock, name, seconds):
+    clock.now += seconds
+    watch.mark(name)
+
+
+def test_parts_of_the_same_name_add_up(clock):
+    watch = Stopwatch(CPU)
+    for seconds in (1.0, 2.0):  # two micro-batches
+        mark(watch, clock, "data", seconds)
+        mark(watch, clock, "forward_backward", 10 * seconds)
+    mark(watch, clock, "optimizer", 0.5)
+    assert watch.split() == {"data": 3.0, "forward_backward": 30.0, "optimizer": 0.5}
+
+
+def test_laps_leave_out_no_time_and_count_none_twice(clock):
+    watch = Stopwatch(CPU)
+    mark(watch, clock, "data", 1.0)
+    first = watch.lap()
+    clock.now += 4.0  # after the last mark: part of what comes next
+    mark(watch, clock, "data", 1.0)
+    second = watch.lap()
+    assert first.seconds() == first.seconds() == {"data": 1.0}  # whenever it is asked
+    assert second.seconds() == {"data": 5.0}
+    assert watch.split() == {}
+
+
+def test_a_part_takes_as_long_as_it_takes():
+    watch = Stopwatch(CPU)
+    time.sleep(0.02)
+    watch.mark("sleep")
+    watch.mark("nothing")
+    parts = watch.split()
+    assert 0.02 <= parts["sleep"] < 2
+    assert 0 <= parts["nothing"] < parts["sleep"]
+
+
+class Stream:
+    """A GPU that is behind: events get their time when the stream has got there."""
+
+    def __init__(self) -> None:
+        self.now, self.pending, self.waits = 0.0, [], 0
+
+    def run(self, milliseconds):
+        self.pending.append(milliseconds)
+
+    def finish(self):
+        for work in self.pending:
+            if isinstance(work, float):
+                self.now += work
+            else:
+                work.at = self.now
+        self.pending = []
+
+
+@pytest.fixture
+def stream(monkeypatch):
+    stream = Stream()
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self, on):
+            on.pending.append(self)
+
+        def synchronize(self):
+            stream.waits += 1
+            stream.finish()
+
+        def elapsed_time(self, end):
+            return end.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    return stream
+
+
+def test_on_a_gpu_only_asking_waits(stream):
+    watch = Stopwatch(CUDA)
+    laps = []
+    for _ in range(2):
+        stream.run(3.0)
+        watch.mark("data")
+        stream.run(40.0)
+        watch.mark("forward_backward")
+        laps.append(watch.lap())
+    assert stream.waits == 0
+    assert [lap.seconds() for lap in laps] == [{"data": 0.003, "forward_backward": 0.04}] * 2
+    assert stream.waits == 2
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_timed_by_itself():
+    watch = Stopwatch(CUDA)
+    torch.cuda._sleep(50_000_000)  # cycles: about 30 ms
+    watch.mark("sleep")
+    lap = watch.lap()
+    assert 0.005 < lap.seconds()["sleep"] < 1

@@ -1,0 +1,74 @@
+"""Slow-downs: found within 50 steps with their cause, and only those that last. bench/test_watch.py has the rates."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from fasttrain.monitor import Medians, SlowdownDetector, probe, slowest
+from tests.fasttrain.monitor.simulated import PARTS, slow_run
+
+
+@pytest.mark.parametrize("cause", [(None, "data"), (2, "forward"), (1, "data"), (None, "wait"), (3, "optimizer")])
+def test_a_regression_of_a_fifth_is_found_with_its_cause(cause: tuple[int | None, str]) -> None:
+    for begin, tail in ((301, 0.0), (304, 0.05), (308, 0.0)):
+        (found, news), (back, over) = slow_run(480, begin, cause=cause, begin=begin, end=begin + 80, tail=tail)
+        assert news.kind == "slow"
+        assert found - begin < 50
+        assert (news.rank, news.part) == cause
+        assert news.seconds / news.usual == pytest.approx(1.2, abs=0.08)
+        assert over.kind == "over"
+        assert begin + 80 < back < begin + 130
+
+
+@pytest.mark.parametrize("tail", [0.0, 0.05])
+def test_noise_and_checkpoints_are_no_slow_down(tail: float) -> None:
+    assert slow_run(3000, 0, ranks=2, tail=tail) == []
+
+
+def test_a_few_slow_steps_are_no_slow_down() -> None:
+    assert slow_run(500, 0, cause=(None, "data"), begin=300, end=312, excess=5.0) == []
+
+
+def test_on_a_noisy_machine_it_takes_a_larger_regression() -> None:
+    assert slow_run(3000, 0, ranks=1, noise=0.4) == []
+    assert slow_run(600, 0, ranks=1, noise=0.4, begin=400, excess=1.0)
+
+
+def test_slower_still_is_news() -> None:
+    detector = SlowdownDetector(["work"])
+    news = {}
+    medians = Medians(["work"])
+    for step in range(1, 601):
+        medians.add({"work": 1.0 if step <= 300 else 1.3 if step <= 450 else 2.0})
+        if step % 10 == 0 and (found := detector.observe([medians.vector()], step)):
+            news[step] = found
+    assert [round(found.seconds, 1) for found in news.values()] == [1.3, 2.0]
+    assert all(found.rank == 0 for found in news.values())
+
+
+def test_sensors_of_the_slow_rank_are_told() -> None:
+    detector, medians = SlowdownDetector(["work"], ["sm_clock", "fan"]), Medians(["work"], ["sm_clock", "fan"])
+    for step in range(1, 401):
+        slow = step > 300
+        medians.add({"work": 1.5 if slow else 1.0, "validation": 9.0}, {"sm_clock": 1200.0 if slow else 1980.0})
+        if step % 10 == 0 and (news := detector.observe([medians.vector()], step)):
+            break
+    assert news is not None
+    assert news.sensors == {"sm_clock": (1980.0, 1200.0)}  # the fan says nothing
+    assert str(news).endswith("work of rank 0, 1000 -> 1500 ms; sm_clock 1980 -> 1200")
+    assert json.loads(json.dumps(news.facts()))["part"] == "work"
+
+
+def test_threshold() -> None:
+    with pytest.raises(ValueError, match="threshold \\(0\\) must be above 0"):
+        SlowdownDetector(PARTS, threshold=0)
+
+
+def test_equal_work_tells_the_slowest() -> None:
+    assert probe(torch.device("cpu"), rows=64) > 0
+    assert slowest([1.0, 1.02, 1.5, 0.99]) == 2
+    assert slowest([1.0, 1.02, 1.05]) is None
+    assert slowest([1.0]) is None

@@ -1,0 +1,242 @@
+"""Runs whose loss spikes, and what they do about it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+import fasttrain.train.setup
+from fasttrain.checkpoint import list_checkpoints
+from fasttrain.data import Batch, Batches, Origin, Skip
+from fasttrain.data.segments import stretches
+from fasttrain.metrics import read_metrics
+from fasttrain.monitor import Alarm, Verdict
+from fasttrain.train import main
+from fasttrain.train.loop import STOPPED
+from fasttrain.train.resume import Progress
+from fasttrain.train.rollback import skip_after
+from tests.ranks import run_ranks
+
+RUN = [
+    *("--model.layers", "1", "--model.hidden", "32", "--model.heads", "2", "--model.kv_heads", "2"),
+    *("--model.head_dim", "16", "--model.ffn", "32", "--data.sequence", "32", "--batch.sequences", "8"),
+    *("--batch.micro", "4", "--batch.steps", "90", "--optim.warmup", "5", "--optim.lr", "2e-3"),
+    *("--checkpoint.every", "20", "--checkpoint.keep_last", "9", "--validation.every", "0"),
+    *("--validation.sequences", "8", "--validation.sample", "", "--log.tensorboard", "False", "--log.every", "50"),
+    *("--watch.first", "64"),
+]
+
+
+def poisoned(places: range):
+    """Batches whose tokens are noise at some places of the data: a skip passes over them."""
+    at = Batches.at
+
+    def noisy(batches: Batches, step: int) -> Batch:
+        batch = at(batches, step)
+        if batches._first_sample(step) // batches._sequences in places:
+            generator = torch.Generator().manual_seed(step)
+            noise = torch.randint(4096, batch.targets.shape, generator=generator)
+            return replace(batch, targets=noise)
+        return batch
+
+    return patch.object(Batches, "at", noisy)
+
+
+def incidents(run: Path, kind: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (run / "incidents.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == kind]
+
+
+def train(run: Path, *options: Any) -> int:
+    return main([*RUN, "--out", str(run), *map(str, options)])
+
+
+@pytest.fixture(scope="module")
+def rolled_back(tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("rolled back")
+    with poisoned(range(70, 75)):
+        assert train(run) == 0
+    return run
+
+
+def test_a_poisoned_stretch_is_found_and_left_out(rolled_back):
+    (spike,) = incidents(rolled_back, "spike")
+    (back,) = incidents(rolled_back, "rollback")
+    assert 72 <= spike["step"] <= 77
+    assert "goes back to" in back["text"]
+    assert "step-00000060" in back["text"]
+    assert "bad data: the batch of step" in back["text"]
+    first, count = back["evidence"]["skipped"]
+    assert first + count == spike["step"] + 1  # the step after it was under way when it was judged
+    assert 66 <= first <= 70
+    assert 10 < len(back["documents"]) <= 50
+    assert [line["step"] for line in read_metrics(rolled_back)] == list(range(1, 91))
+    assert stretches(rolled_back)[-1].origin.skips[0] == Skip(first, count)
+
+
+def test_every_incident_says_when_what_why_and_what_was_done(rolled_back):
+    lines = list(map(json.loads, (rolled_back / "incidents.jsonl").read_text().splitlines()))
+    assert {"start", "spike", "rollback", "finish"} <= {line["kind"] for line in lines}
+    for line in lines:
+        assert {"step", "time", "tokens", "kind", "text", "action", "evidence", "documents"} <= set(line)
+        assert line["tokens"] == line["step"] * 8 * 32
+    (spike,) = incidents(rolled_back, "spike")
+    assert spike["action"] == "as watch.spike says: rollback"
+    assert spike["documents"]
+    assert spike["evidence"]["value"] > spike["evidence"]["expected"]
+
+
+def test_after_a_rollback_a_run_is_as_if_it_never_had_the_batches(tmp_path, rolled_back):
+    skips = stretches(rolled_back)[-1].origin.skips
+    with patch.object(fasttrain.train.setup, "Progress", partial(Progress, origin=Origin(skips=skips))):
+        assert train(tmp_path) == 0
+    assert not incidents(tmp_path, "rollback")
+    losses = [[line["loss"] for line in read_metrics(run)] for run in (tmp_path, rolled_back)]
+    assert losses[0] == losses[1]
+
+
+def test_a_process_that_starts_again_knows_of_the_skip(tmp_path, rolled_back):
+    assert train(tmp_path, "--resume", f"{rolled_back}@60", "--batch.steps", 91) == 0
+    assert stretches(tmp_path)[-1].origin.skips == stretches(rolled_back)[-1].origin.skips[:1]
+
+
+@pytest.mark.parametrize("policy", ["warn", "skip", "stop"])
+def test_other_policies(tmp_path, policy):
+    with poisoned(range(70, 75)):
+        code = train(tmp_path, "--watch.spike", policy, *(("--checkpoint.every", 2) if policy != "stop" else ()))
+    assert code == (STOPPED if policy == "stop" else 0)
+    assert len(incidents(tmp_path, "spike")) == 1
+    assert not incidents(tmp_path, "rollback")
+    assert len(incidents(tmp_path, "skip")) == (policy == "skip")
+    if policy != "stop":  # the checkpoint that was due when the alarm came is there, and the last one
+        steps = [checkpoint.step for checkpoint in list_checkpoints(tmp_path / "checkpoints")]
+        assert {74, 90} <= set(steps)
+    if policy == "stop":
+        assert list_checkpoints(tmp_path / "checkpoints")[-1].step == 60
+        assert "stopped: the loss spiked at step" in incidents(tmp_path, "stop")[0]["text"]
+
+
+def test_in_the_first_steps_of_a_run_nothing_is_a_spike(tmp_path):
+    with poisoned(range(70, 75)):
+        assert train(tmp_path, "--batch.steps", 80, "--watch.first", 90) == 0
+    assert not incidents(tmp_path, "spike")
+
+
+def test_rollbacks_are_bounded(tmp_path):
+    """Every batch from a place on is noise: there is no way around it."""
+    with poisoned(range(70, 10_000)):
+        assert train(tmp_path, "--watch.rollbacks", 1) == STOPPED
+    assert len(incidents(tmp_path, "rollback")) == 1
+    assert "after 1 rollbacks" in incidents(tmp_path, "stop")[0]["text"]
+
+
+def train_with_nan(run: Path, places: list[int], world: int) -> None:
+    """The last rank's loss is NaN at some places of the data."""
+    from fasttrain.model import Head
+
+    forward, at = Head.forward, Batches.at
+
+    def marked(batches: Batches, step: int) -> Batch:
+        batch = at(batches, step)
+        bad = batches._first_sample(step) // batches._sequences in places and batches._rank == world - 1
+        return replace(batch, targets=batch.targets.where(torch.tensor(not bad), 7))
+
+    def nan(head: Head, normed: Any, targets: Any, tied: Any) -> Any:
+        loss = forward(head, normed, targets, tied)
+        return loss._replace(loss_sum=loss.loss_sum * math.nan) if bool((targets == 7).all()) else loss
+
+    with patch.object(Batches, "at", marked), patch.object(Head, "forward", nan):
+        assert train(run, "--batch.steps", 30, "--checkpoint.every", 5) == 0
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_loss_that_is_not_finite_on_one_rank_never_reaches_the_weights(tmp_path, world):
+    run = tmp_path
+    if world == 1:
+        train_with_nan(run, [12], 1)
+    else:
+        run_ranks(train_with_nan, 2, run, [12], 2)
+    (incident,) = incidents(run, "not finite")
+    assert incident["step"] == 13
+    assert "the update of this step was left out" in incident["text"]
+    metrics = {line["step"]: line["loss"] for line in read_metrics(run)}
+    assert math.isnan(metrics[13])
+    assert all(math.isfinite(loss) for step, loss in metrics.items() if step != 13)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_three_in_a_row_are_rolled_back(tmp_path, world):
+    if world == 1:
+        train_with_nan(tmp_path, [12, 13, 14], 1)
+    else:
+        run_ranks(train_with_nan, 2, tmp_path, [12, 13, 14], 2)
+    assert len(incidents(tmp_path, "not finite")) == 3
+    (back,) = incidents(tmp_path, "rollback")
+    assert "step-00000010" in back["text"]
+    assert "bad data" in back["text"]
+    assert back["evidence"]["skipped"] == [10, 5]
+    assert all(math.isfinite(line["loss"]) for line in read_metrics(tmp_path))
+
+
+def test_a_spike_before_the_first_checkpoint_goes_back_to_the_start(tmp_path):
+    with poisoned(range(70, 75)):
+        assert train(tmp_path, "--checkpoint.every", 0) == 0
+    (back,) = incidents(tmp_path, "rollback")
+    assert "goes back to the initial weights" in back["text"]
+    whole = {line["step"]: line["loss"] for line in read_metrics(tmp_path)}
+    assert list(whole) == list(range(1, 91))
+
+
+def test_a_run_whose_checkpoints_are_all_from_the_spike_stops_and_loses_nothing(tmp_path):
+    few = ["--checkpoint.every", 2, "--checkpoint.keep_last", 1, "--checkpoint.keep_best", False]
+    with poisoned(range(70, 76)):
+        assert train(tmp_path, *few) == STOPPED
+    assert "no checkpoint is from before that" in incidents(tmp_path, "stop")[0]["text"]
+    assert list_checkpoints(tmp_path / "checkpoints")  # not set aside
+
+
+def test_a_checkpoint_from_just_before_the_rise_is_better_than_none(tmp_path):
+    few = ["--checkpoint.every", 70, "--checkpoint.keep_last", 1, "--checkpoint.keep_best", False]
+    with poisoned(range(70, 75)):
+        assert train(tmp_path, *few) == 0
+    assert "goes back to" in incidents(tmp_path, "rollback")[0]["text"]
+    assert incidents(tmp_path, "rollback")[0]["evidence"]["skipped"][0] == 70
+
+
+def test_a_run_that_began_at_another_runs_checkpoint_goes_back_there(tmp_path):
+    assert train(tmp_path / "a", "--batch.steps", 66, "--checkpoint.every", 0) == 0
+    with poisoned(range(70, 75)):
+        assert train(tmp_path / "b", "--resume", tmp_path / "a", "--checkpoint.every", 0) == 0
+    (back,) = incidents(tmp_path / "b", "rollback")
+    assert f"goes back to {tmp_path / 'a'}" in back["text"]
+    assert [line["step"] for line in read_metrics(tmp_path / "b")] == list(range(67, 91))
+
+
+def test_the_skip_begins_before_the_rise_and_not_before_the_checkpoint():
+    alarm = Alarm(100, Verdict(kind="spike", steps=5))
+    assert alarm.first == 96
+    assert skip_after(alarm, restored=80, done=102) == Skip(94, 8)
+    assert skip_after(alarm, restored=95, done=102) == Skip(95, 7)
+
+
+def test_a_first_loss_that_cannot_be_is_an_incident(tmp_path):
+    options = ["--batch.steps", 2, "--optim.warmup", 1, "--checkpoint.every", 0]
+    assert train(tmp_path / "ordinary", *options) == 0
+    assert not incidents(tmp_path / "ordinary", "first loss")
+    assert train(tmp_path / "large", *options, "--model.init_std", 1.0) == 0
+    assert "initial weights are too large" in incidents(tmp_path / "large", "first loss")[0]["text"]
+
+
+def test_a_loss_outside_of_the_envelope_is_an_incident(tmp_path):
+    assert train(tmp_path, "--batch.steps", 30, "--watch.envelope", 1, 1.0, 2.0, "1e9", 1.0, 2.0) == 0
+    (incident,) = incidents(tmp_path, "envelope")
+    assert incident["step"] == 20
+    assert "above what is expected" in incident["text"]
