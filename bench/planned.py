@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 
 import fasttrain.train
-from fasttrain.config import load
+from fasttrain.cli.parse import load
 from fasttrain.metrics import used_memory
 from fasttrain.plan.cpu import cpu_outlook, resident_memory
 from fasttrain.plan.data import vocab_of

@@ -1,35 +1,11 @@
-"""What a run is: frozen dataclasses, one section for each consumer, from a recipe, TOML files and the command line.
-
-Later sources override earlier ones, key by key:
-
-    python -m fasttrain.train --recipe tiny --config run.toml --optim.lr 3e-4
-
-One parser (tyro) reads all of them: the lines of a TOML file become arguments. So an unknown key or a wrong type is the
-same error everywhere, names the nearest valid key, and comes before anything else happens.
-"""
+"""The configuration of a run: frozen dataclasses, one section for each consumer. fasttrain.cli.parse reads them."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import dataclasses
-import io
 import math
-import sys
-import textwrap
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-import tomli_w
-import tyro
-
-from fasttrain.hf.config import TAKEN, architecture
-
-STORED = "config.toml"  # the effective configuration, in a run's directory
+from typing import Literal
 
 
 def _require(condition: bool, message: str) -> None:
@@ -38,7 +14,7 @@ def _require(condition: bool, message: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class ModelConfig:
     """The decoder: Qwen3's, or Llama's without qk_norm."""
 
     layers: int = 6
@@ -82,7 +58,7 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Component:
+class ComponentConfig:
     """A dataset of a mixture."""
 
     path: Path
@@ -94,13 +70,13 @@ class Component:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class DataConfig:
     """Which tokens, in which order."""
 
     path: Path | None = None
     """A prepared dataset, or one of nanoGPT, llm.c or Megatron; None: Python's own standard library, prepared on first
     use."""
-    mixture: dict[str, Component] = field(default_factory=dict)
+    mixture: dict[str, ComponentConfig] = field(default_factory=dict)
     """Several datasets by name, in place of path: data.mixture.NAME.path, .weight, .epochs."""
     tokenizer: Path | None = None
     """tokenizer.json of data that comes without one; None: no bits per byte, no sample of text."""
@@ -132,7 +108,7 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class BatchConfig:
     """How many tokens a step sees, and in what pieces."""
 
     steps: int = 300
@@ -151,7 +127,7 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optim:
+class OptimConfig:
     """The optimizer and its learning rate."""
 
     kind: Literal["adamw", "muon"] = "adamw"
@@ -185,20 +161,20 @@ class Optim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parallel:
+class ParallelConfig:
     """Where and how the model runs."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda where there is one."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Of matmuls and activations; weights stay fp32. auto: bf16 on GPUs, fp32 on CPUs. fp16 scales its loss."""
-    replicas: int = 1
-    """Groups of ranks that each hold all the weights; more than 1 is HSDP. The other ranks share a group's weights."""
-    reshard: bool = True
+    dp_replicate: int = 1
+    """Groups of ranks that each hold all the weights; more than 1 is HSDP. Ranks of one group shard the weights."""
+    reshard_after_forward: bool = True
     """Free a block's gathered weights after each use; off: hold them until the last backward of a step (ZeRO-2)."""
-    reduce: Literal["last", "every"] = "last"
+    grad_reduce: Literal["last", "every"] = "last"
     """When accumulated gradients are reduced within a group: after the last micro-batch, which needs memory for whole
-    gradients, or after every one. Between replicas it is always the last."""
+    gradients, or after every one. Between groups it is always the last."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile each block; auto: where a compiler is installed and the run is long enough to pay for it."""
     recompute: Literal["none", "selective", "full"] = "none"
@@ -208,7 +184,7 @@ class Parallel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class CheckpointConfig:
     """When to save, and what to keep."""
 
     every: int = 100
@@ -222,16 +198,16 @@ class Checkpoint:
     background: bool = True
     """Write while training goes on."""
     retries: int = 5
-    """Times that a failed save is tried again, every few steps, before the run does what unsaved says."""
-    unsaved: Literal["pause", "stop"] = "pause"
-    """When saves keep failing; pause: hold the run, and try again until one succeeds; stop: end it."""
+    """Retries of a failed save, every few steps, before the run does what on_save_failure says."""
+    on_save_failure: Literal["pause", "stop"] = "pause"
+    """When saves keep failing; pause: wait, and retry until one succeeds; stop: end the run."""
 
     def __post_init__(self) -> None:
         _require(self.retries >= 0, f"checkpoint.retries ({self.retries}) must be at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Validation:
+class ValidationConfig:
     """Loss on data that is not trained on."""
 
     every: int = 100
@@ -249,8 +225,8 @@ class Validation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
-    """What a run looks out for, and what it does then."""
+class MonitorConfig:
+    """What is monitored, and what the run does then."""
 
     spike: Literal["warn", "skip", "rollback", "stop"] = "rollback"
     """When the loss spikes, or is not finite three times in a row; skip: go on past as many batches; rollback: to the
@@ -271,7 +247,7 @@ class Watch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Log:
+class LogConfig:
     """Where a run leaves its traces."""
 
     every: int = 1
@@ -305,15 +281,15 @@ class Config:
     a checkpoint goes on from that. None: random weights."""
     seed: int = 0
     """Of initial weights and dropout."""
-    model: Model = field(default_factory=Model)
-    data: Data = field(default_factory=Data)
-    batch: Batch = field(default_factory=Batch)
-    optim: Optim = field(default_factory=Optim)
-    parallel: Parallel = field(default_factory=Parallel)
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    validation: Validation = field(default_factory=Validation)
-    watch: Watch = field(default_factory=Watch)
-    log: Log = field(default_factory=Log)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
         _require(
@@ -329,198 +305,3 @@ class Config:
             self.from_hf is None or self.resume in ("auto", "never"),
             f"from_hf ({self.from_hf}) and resume ({self.resume}) both say where the weights come from; leave out one",
         )
-
-
-def load(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]], prog: str = "fasttrain.train") -> Config:
-    """The configuration that a command line asks for. A mistake in it ends the program with exit code 2."""
-    sources = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
-    sources.add_argument("--recipe", default=next(iter(recipes)))
-    sources.add_argument("--config", action="append", default=[], type=Path)
-    sources.add_argument("--profile", action="store_true")
-    chosen, arguments = sources.parse_known_args(argv)
-    if chosen.profile:
-        arguments = ["--log.profile", "3", *arguments]
-    if chosen.recipe not in recipes:
-        sources.error(f"there is no recipe {chosen.recipe!r}; there are {', '.join(recipes)}")
-    for path in reversed(chosen.config):
-        arguments = [*_arguments(_read(path, sources.error)), *arguments]
-    description = (
-        f"Sources of the settings, later ones override earlier ones: --recipe NAME ({', '.join(recipes)}), "
-        "--config FILE.toml (repeatable), and the options below. --profile is --log.profile 3. "
-        "Several datasets, in place of --data.path: "
-        "--data.mixture.NAME.path, --data.mixture.NAME.weight and --data.mixture.NAME.epochs, for any NAME."
-    )
-    try:
-        default = recipes[chosen.recipe]()
-        found = _found(arguments, default)
-        default = dataclasses.replace(default, model=dataclasses.replace(default.model, **found))
-        with _keys_of_sections(arguments):
-            settings = tyro.cli(
-                Config,
-                args=arguments,
-                default=_with_components(default, arguments),
-                prog=prog,
-                description=description,
-                use_underscores=True,
-                config=(tyro.conf.FlagConversionOff,),
-            )
-        _check_found(settings, found)
-        return settings
-    except (ValueError, FileNotFoundError) as error:
-        sources.error(str(error))
-
-
-def _found(arguments: Sequence[str], default: Config) -> Mapping[str, Any]:
-    """What the checkpoint that --from_hf names says of the model, in place of what the recipe says.
-
-    A run that has begun knows it too, and goes on without the checkpoint.
-    """
-    named = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    named.add_argument("--from_hf", "--from-hf", default=default.from_hf, nargs="?")
-    named.add_argument("--out", default=default.out, nargs="?")
-    words = named.parse_known_args(arguments)[0]
-    if words.from_hf in (None, "None"):  # or without a value, of which tyro will tell
-        return {}
-    try:
-        return architecture(Path(words.from_hf))
-    except FileNotFoundError:
-        stored = Path(words.out or default.out) / STORED
-        before = tomllib.loads(stored.read_text()) if stored.exists() else {}
-        if before.get("from_hf") != str(Path(words.from_hf)):
-            raise
-        return {name: before["model"][name] for name in TAKEN}
-
-
-def _check_found(settings: Config, found: Mapping[str, Any]) -> None:
-    for name, value in found.items():
-        stated = getattr(settings.model, name)
-        _require(
-            stated == value,
-            f"model.{name} is set to {stated}, and {settings.from_hf} has {value}; leave it out: --from-hf brings the "
-            "model with it",
-        )
-
-
-def _with_components(default: Config, arguments: Sequence[str]) -> Config:
-    """With a place for every component of data.mixture that arguments name: the parser wants to know them."""
-    prefix = "--data.mixture."
-    names = [argument.removeprefix(prefix).split(".")[0] for argument in arguments if argument.startswith(prefix)]
-    added = {name: Component(path=tyro.MISSING) for name in names if name not in default.data.mixture}
-    mixture = default.data.mixture | added
-    return dataclasses.replace(default, data=dataclasses.replace(default.data, mixture=mixture))
-
-
-@contextmanager
-def _keys_of_sections(arguments: Sequence[str]) -> Iterator[None]:
-    """Under an error about an unknown key: what its section has. tyro knows similar spellings, not similar meanings."""
-    try:
-        yield
-    except SystemExit as exit:
-        if exit.code:
-            for hint in filter(None, map(_hint, arguments)):
-                print(hint, file=sys.stderr)
-        raise
-
-
-def _hint(argument: str) -> str:
-    """What may be meant by an argument that no setting has; empty: nothing is wrong with it, or nobody knows."""
-    values = {f.name: getattr(Config(), f.name) for f in dataclasses.fields(Config)}
-    sections = {name: list(vars(value)) for name, value in values.items() if dataclasses.is_dataclass(value)}
-    section, _, key = argument.removeprefix("--").partition(".")
-    key = key.split(".")[0]
-    if not argument.startswith("--") or not key or key in sections.get(section, []):
-        return ""
-    if section in sections:
-        return f"{argument} is unknown; {section} has {', '.join(sections[section])}"
-    others = [f"--{other}.{key}" for other, keys in sections.items() if key in keys]
-    meant = f"did you mean {' or '.join(others)}?" if others else f"sections are {', '.join(sections)}"
-    return f"{argument} is unknown: there is no section {section}; {meant}"
-
-
-def _read(path: Path, fail: Callable[[str], Any]) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        fail(f"--config {path}: {error.strerror}")
-    except tomllib.TOMLDecodeError as error:
-        fail(f"--config {path}: {error}")
-    raise AssertionError("unreachable")
-
-
-def _arguments(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """A TOML table as the arguments that say the same."""
-    for key, value in table.items():
-        if isinstance(value, Mapping) and f"{prefix}{key}" != "validation.sets":
-            yield from _arguments(value, f"{prefix}{key}.")
-        else:
-            yield f"--{prefix}{key}"
-            yield from map(str, _flat(value))
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from (key, item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _flat(item)
-    else:
-        yield value
-
-
-def to_toml(config: Config) -> str:
-    """The effective configuration, in the form that --config reads."""
-    return tomli_w.dumps(_plain(dataclasses.asdict(config)))
-
-
-def from_toml(text: str) -> Config:
-    """What to_toml has written, of a run that exists: nothing is looked up."""
-    arguments = list(_arguments(tomllib.loads(text)))
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        try:
-            return tyro.cli(
-                Config,
-                args=arguments,
-                default=_with_components(Config(), arguments),
-                use_underscores=True,
-                config=(tyro.conf.FlagConversionOff,),
-            )
-        except SystemExit:
-            pass
-    keys = ", ".join(word for word in arguments if word.startswith("--") and word in said.getvalue())
-    raise ValueError(
-        f"the settings of the run are not of this version of fasttrain ({keys}); use the one that wrote them"
-    )
-
-
-def summary(config: Config) -> list[str]:
-    """The effective configuration, a line for each section."""
-    table = _plain(dataclasses.asdict(config))
-    sections = {"run": {key: value for key, value in table.items() if not isinstance(value, Mapping)}}
-    sections |= {key: value for key, value in table.items() if isinstance(value, Mapping)}
-    layout: dict[str, Any] = {
-        "width": 100,
-        "subsequent_indent": " " * 11,
-        "break_long_words": False,
-        "break_on_hyphens": False,
-    }
-    return [
-        textwrap.fill(f"{name:<11}" + " ".join(f"{key}={value}" for key, value in _dotted(items)), **layout)
-        for name, items in sections.items()
-    ]
-
-
-def _dotted(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping) and value:
-            yield from _dotted(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if value is None or isinstance(value, Path):
-        return str(value)  # "None": TOML has no null
-    return value

@@ -14,7 +14,7 @@ SLACK = 1.02  # file systems round up, and checkpoint.json is not in a checkpoin
 RESERVE = 64 * 2**20  # bytes to leave: metrics and incidents are written to the same place
 
 
-def held(keep: config.Checkpoint, steps: int) -> int:
+def held(keep: config.CheckpointConfig, steps: int) -> int:
     """Checkpoints on the disk at once, at most: a new one is written before an old one goes."""
     every = keep.every or steps
     saves = -(-steps // every)

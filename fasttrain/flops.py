@@ -24,7 +24,7 @@ class Parameters(NamedTuple):
         return self.total - self.embedding - self.head
 
 
-def num_parameters(model: config.Model, vocab: int) -> Parameters:
+def num_parameters(model: config.ModelConfig, vocab: int) -> Parameters:
     """In closed form: no model is built."""
     table = vocab * model.hidden
     norms = 2 * model.hidden + (2 * model.head_dim if model.qk_norm else 0)
@@ -33,7 +33,7 @@ def num_parameters(model: config.Model, vocab: int) -> Parameters:
     return Parameters(embedding=table, head=head, blocks=blocks, total=table + model.hidden + blocks + head)
 
 
-def flops_per_token(model: config.Model, vocab: int, sequence: int) -> int:
+def flops_per_token(model: config.ModelConfig, vocab: int, sequence: int) -> int:
     """Of a training step, as published MFUs count them (PaLM, appendix B): 6 N + 12 L H D T.
 
     N are the elements of matrices that multiply activations, the head among them, tied or not; the embedding, a
@@ -44,7 +44,7 @@ def flops_per_token(model: config.Model, vocab: int, sequence: int) -> int:
     return 6 * N + 12 * model.layers * model.heads * model.head_dim * sequence
 
 
-def block_matrices(model: config.Model) -> int:
+def block_matrices(model: config.ModelConfig) -> int:
     """Elements of the matrices of a block."""
     heads = 2 * model.heads + 2 * model.kv_heads  # q and out, k and v
     return model.hidden * (heads * model.head_dim + 3 * model.ffn)

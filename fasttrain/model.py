@@ -66,7 +66,7 @@ class Past(Protocol):
 class Block(nn.Module):
     """Attention and feed-forward, each followed by the addition to the residual stream and the next norm."""
 
-    def __init__(self, model: config.Model) -> None:
+    def __init__(self, model: config.ModelConfig) -> None:
         super().__init__()
         C, D = model.hidden, model.head_dim
         self.heads = (model.heads, model.kv_heads, model.kv_heads)
@@ -168,7 +168,7 @@ class Decoder(nn.Module):
 
     def __init__(
         self,
-        model: config.Model,
+        model: config.ModelConfig,
         *,
         vocab: int,
         sequence: int,  # the longest that it will see

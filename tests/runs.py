@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed.checkpoint as dcp
 
 from fasttrain.checkpoint import list_checkpoints
-from fasttrain.metrics import read_incidents, read_metrics
+from fasttrain.metrics import read_events, read_metrics
 from fasttrain.train import main
 from tests.ranks import run_ranks
 
@@ -56,5 +56,5 @@ def weights(run: Path) -> dict[str, Any]:
 
 
 def incidents(run: Path, kind: str) -> list[dict[str, Any]]:
-    """The lines of one kind in incidents.jsonl."""
-    return [line for line in read_incidents(run) if line["kind"] == kind]
+    """The lines of one kind in events.jsonl."""
+    return [line for line in read_events(run) if line["kind"] == kind]

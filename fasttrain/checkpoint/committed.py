@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from fasttrain.checkpoint.files import File, NewFile
-from fasttrain.distributed.collectives import RanksFailed, on_first, rank_in, together
+from fasttrain.distributed.collectives import RanksFailed, on_all, on_main, rank_in
 
 FORMAT = "fasttrain checkpoint"
 VERSION = 1
@@ -35,7 +35,7 @@ class Checkpoint:
     loss: float | None  # of validation, at this step
     optimizer: str  # class
     scaler: dict[str, float]  # empty without fp16
-    facts: dict[str, Any]  # what the trainer wants to know again
+    metadata: dict[str, Any]  # what the trainer wants to know again
     files: tuple[File, ...]
 
     @property
@@ -79,7 +79,7 @@ class Checkpoint:
     def verify(self, group: dist.ProcessGroup | None = None) -> None:
         """Raise unless every file is what was written; the ranks of `group`, if any, read a share of the files each."""
         rank, size = (rank_in(group), group.size()) if group else (0, 1)
-        wrong = together(group, lambda: _damages(self.path, self.files[rank::size]))
+        wrong = on_all(group, lambda: _damages(self.path, self.files[rank::size]))
         if damages := [damage for theirs in wrong for damage in theirs]:
             raise ValueError(f"checkpoint: {'; '.join(damages)}; resume from an earlier one")
 
@@ -90,7 +90,7 @@ def directory_name(step: int, existing: list[Path]) -> str:
     return f"step-{step:08}" + (f"-{max(versions) + 1}" if versions else "")
 
 
-def published(directory: Path) -> list[Path]:
+def committed_paths(directory: Path) -> list[Path]:
     """All that is named like a checkpoint, sound or not, by step."""
     if not directory.is_dir():
         return []
@@ -100,32 +100,32 @@ def published(directory: Path) -> list[Path]:
 def list_checkpoints(directory: Path) -> list[Checkpoint]:
     """The published checkpoints by step, as far as their checkpoint.json can be read."""
     found = []
-    for path in published(directory):
+    for path in committed_paths(directory):
         try:
             found.append(Checkpoint.read(path))
         except ValueError:
-            continue  # newest_sound names it when it matters
+            continue  # newest_valid names it when it matters
     return found
 
 
-def newest_sound(
+def newest_valid(
     directory: Path,
     group: dist.ProcessGroup | None,
-    report: Callable[[str], None],
+    on_warning: Callable[[str], None],
     steps: range | None = None,  # None: of any
 ) -> Checkpoint | None:
     """The last checkpoint whose files all are what was written; report() is told about those that are not."""
-    for path in reversed(on_first(group, lambda: published(directory))):
+    for path in reversed(on_main(group, lambda: committed_paths(directory))):
         if steps is not None and _order(path)[0] not in steps:
             continue
         try:
-            checkpoint = on_first(group, lambda path=path: _readable(path))  # type: ignore[misc]
+            checkpoint = on_main(group, lambda path=path: _readable(path))  # type: ignore[misc]
             if isinstance(checkpoint, str):
                 raise ValueError(checkpoint)
             checkpoint.verify(group)
             return checkpoint
         except (ValueError, RanksFailed) as error:
-            report(str(error))
+            on_warning(str(error))
     return None
 
 
@@ -135,7 +135,7 @@ def find(name: str | Path) -> Checkpoint:
     if step is None and ((run / NAME).exists() or run.name.startswith(".step-") or _PUBLISHED.fullmatch(run.name)):
         return Checkpoint.read(run)
     directory = run / "checkpoints" if (run / "checkpoints").is_dir() else run
-    paths = {_order(path)[0]: path for path in published(directory)}  # of one step, the last
+    paths = {_order(path)[0]: path for path in committed_paths(directory)}  # of one step, the last
     if not paths:
         raise ValueError(f"checkpoint: there is none in {directory}; is {run} the directory of a run?")
     if step is None:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from fasttrain import config
 from fasttrain.checkpoint.committed import Checkpoint, list_checkpoints
-from fasttrain.checkpoint.retention import expendable, put_aside
+from fasttrain.checkpoint.retention import expendable, quarantined
 from fasttrain.disk import RESERVE, SLACK, StatVfs, free_bytes, held
 
 _STATE = 12  # bytes per parameter: the weight and two averages, fp32. Muon has one average of matrices: less
@@ -46,7 +46,7 @@ def checkpoint_bytes(directory: Path, parameters: int) -> int:
 
 def before_run(
     directory: Path,
-    keep: config.Checkpoint,
+    keep: config.CheckpointConfig,
     *,
     size: int,  # bytes of a checkpoint
     steps: int,  # of the whole run
@@ -61,7 +61,7 @@ def before_run(
 
 def before_save(
     directory: Path,
-    keep: config.Checkpoint,
+    keep: config.CheckpointConfig,
     *,
     size: int,  # bytes of a checkpoint
     step: int,  # of the one to be saved
@@ -80,19 +80,19 @@ def before_save(
     return Room(state="not enough", directory=directory, needed=needed, free=free)
 
 
-def may_go(directory: Path, keep: config.Checkpoint, *, step: int) -> list[Path]:
+def may_go(directory: Path, keep: config.CheckpointConfig, *, step: int) -> list[Path]:
     """What a run can do without when it has no room for the checkpoint of `step`, first what it misses least.
 
     First what was set aside, then what retention would delete after that checkpoint. The newest one always stays.
     """
     existing = list_checkpoints(directory)
-    coming = Checkpoint(path=directory, step=step, loss=None, optimizer="", scaler={}, facts={}, files=())
+    coming = Checkpoint(path=directory, step=step, loss=None, optimizer="", scaler={}, metadata={}, files=())
     going = [checkpoint.path for checkpoint in expendable([*existing, coming], keep) if checkpoint is not existing[-1]]
-    return put_aside(directory) + going
+    return quarantined(directory) + going
 
 
 def _asides(directory: Path) -> list[int]:
-    return [_size(path) for path in put_aside(directory)]
+    return [_size(path) for path in quarantined(directory)]
 
 
 def _size(path: Path) -> int:

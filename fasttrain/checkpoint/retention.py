@@ -13,14 +13,14 @@ import torch.distributed as dist
 from fasttrain import config
 from fasttrain.checkpoint.committed import Checkpoint
 from fasttrain.checkpoint.files import sync
-from fasttrain.distributed.collectives import on_first
+from fasttrain.distributed.collectives import on_main
 
 PARTIAL = "partial"  # in the hidden name of a directory that is being written
 DELETED = "deleted"  # and of one that is being deleted
 _ASIDE = "aside-"  # before the name of one that training went back from
 
 
-def expendable(checkpoints: list[Checkpoint], keep: config.Checkpoint) -> list[Checkpoint]:
+def expendable(checkpoints: list[Checkpoint], keep: config.CheckpointConfig) -> list[Checkpoint]:
     """Those that no rule keeps. `checkpoints`, by step, end with the one just saved: that one always stays."""
     last_of_step = {checkpoint.step: checkpoint for checkpoint in checkpoints}
     steps = list(last_of_step)
@@ -52,18 +52,18 @@ def clear_leftovers(directory: Path) -> None:
             shutil.rmtree(path)
 
 
-def set_aside(checkpoints: list[Checkpoint], group: dist.ProcessGroup | None) -> None:
+def quarantine(checkpoints: list[Checkpoint], group: dist.ProcessGroup | None) -> None:
     """Take checkpoints out of their run without deleting them, because training went back to an earlier one.
 
     Left where they are, they would be what a restart resumes from. They become aside-step-00000400-..., which find
     still reads by that name; they go when the run has no room for a new one. All ranks call this, while no save is
     running.
     """
-    on_first(group, lambda: _set_aside(checkpoints))
+    on_main(group, lambda: _set_aside(checkpoints))
 
 
-def put_aside(directory: Path) -> list[Path]:
-    """What set_aside has left, by step."""
+def quarantined(directory: Path) -> list[Path]:
+    """What quarantine has left, by step."""
     return sorted(directory.glob(f"{_ASIDE}step-*"))
 
 

@@ -31,13 +31,13 @@ from torch import Tensor, nn
 
 from fasttrain import config
 from fasttrain.checkpoint import retention
-from fasttrain.checkpoint.committed import Checkpoint, directory_name, list_checkpoints, published
+from fasttrain.checkpoint.committed import Checkpoint, committed_paths, directory_name, list_checkpoints
 from fasttrain.checkpoint.disk_space import before_save, may_go
 from fasttrain.checkpoint.files import File, sync
 from fasttrain.checkpoint.staging import Staging
 from fasttrain.checkpoint.state import captured, scale_of
 from fasttrain.checkpoint.writer import write
-from fasttrain.distributed.collectives import RanksFailed, on_first, rank_in, text_of, together
+from fasttrain.distributed.collectives import RanksFailed, on_all, on_main, rank_in, text_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Checkpoints:
     what looks like the leftovers of a killed one is deleted here.
     """
 
-    def __init__(self, directory: Path, settings: config.Checkpoint, *, group: dist.ProcessGroup) -> None:
+    def __init__(self, directory: Path, settings: config.CheckpointConfig, *, group: dist.ProcessGroup) -> None:
         self.stalled = 0.0  # seconds that training has waited for a former save
         self._directory, self._settings, self._group = directory, settings, group
         self._staging = Staging()
@@ -79,7 +79,7 @@ class Checkpoints:
         self._running: Future[None] | None = None
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._ran_out = False  # the last save found no room where the file system had promised it
-        on_first(group, self._prepare_directory)
+        on_main(group, self._prepare_directory)
 
     def save(
         self,
@@ -88,7 +88,7 @@ class Checkpoints:
         scaler: torch.amp.GradScaler,
         *,
         step: int,  # steps done
-        facts: dict[str, Any],  # whatever JSON can say; rank 0's are saved
+        metadata: dict[str, Any],  # whatever JSON can say; rank 0's are saved
         loss: float | None,  # of validation at this step
     ) -> None:
         """Save the state as it is at this moment. Errors of writing are an outcome; poll for it."""
@@ -101,7 +101,7 @@ class Checkpoints:
             loss=loss,
             optimizer=type(optimizer).__name__,
             scaler=scale_of(scaler),
-            facts=json.loads(json.dumps(facts)),  # as they are now; what JSON cannot say is an error here
+            metadata=json.loads(json.dumps(metadata)),  # as they are now; what JSON cannot say is an error here
             files=(),
         )
         state = _attempt(lambda: self._capture(model, optimizer))
@@ -118,7 +118,7 @@ class Checkpoints:
         return outcomes
 
     def wait(self) -> None:
-        """Until no save is running: the group may then be used for newest_sound, restore and set_aside."""
+        """Until no save is running: the group may then be used for newest_valid, restore and quarantine."""
         if self._running:
             self._running.result()
         self._running = None
@@ -150,14 +150,14 @@ class Checkpoints:
         pruned: tuple[str, ...] = ()
         try:
             # A rank without a state says so now, before the others wait for its share of the writing
-            together(self._group, lambda: _check_captured(state))
+            on_all(self._group, lambda: _check_captured(state))
             assert isinstance(state, dict)
-            pruned = on_first(self._group, lambda: self._make_room(state, content.step))
-            partial = on_first(self._group, lambda: self._new_directory(content.step))
-            written = together(self._group, lambda: write(state, partial, self._group))
+            pruned = on_main(self._group, lambda: self._make_room(state, content.step))
+            partial = on_main(self._group, lambda: self._new_directory(content.step))
+            written = on_all(self._group, lambda: write(state, partial, self._group))
             files = tuple(file for theirs in written for file in theirs)
             content = replace(content, path=partial, files=files)
-            path, trouble = on_first(self._group, lambda: self._publish(content))
+            path, trouble = on_main(self._group, lambda: self._publish(content))
         except BaseException as error:  # nobody looks at an exception in a thread
             if partial and rank_in(self._group) == 0:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -194,7 +194,7 @@ class Checkpoints:
         _check_presence(content.path, content.files)
         content.write()
         sync(content.path)
-        path = self._directory / directory_name(content.step, published(self._directory))
+        path = self._directory / directory_name(content.step, committed_paths(self._directory))
         os.rename(content.path, path)
         sync(self._directory)
         return path, self._prune(path)

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from fasttrain.checkpoint.committed import Checkpoint
-from fasttrain.distributed.collectives import RanksFailed, together
+from fasttrain.distributed.collectives import RanksFailed, on_all
 
 _SCALE = ("scale", "_growth_tracker")  # of a scaler's state dict; the rest of it are settings
 _SHOWN = 3  # names in an error
@@ -55,9 +55,9 @@ def restore(
     *,
     group: dist.ProcessGroup | None = None,  # None: of this process alone
 ) -> dict[str, Any]:
-    """Give model, optimizer and scaler the state that was saved; the facts that were saved with it.
+    """Give model, optimizer and scaler the state that was saved; the metadata that were saved with it.
 
-    All ranks of `group` call it. Checksums are not looked at again: newest_sound or checkpoint.verify have done that.
+    All ranks of `group` call it. Checksums are not looked at again: newest_valid or checkpoint.verify have done that.
     """
     _check_optimizer(checkpoint, optimizer)
     saved = saved_tensors(checkpoint.path)
@@ -69,7 +69,7 @@ def restore(
         _set_averages(optimizer, _parameters(model), averages)
     if scaler is not None and scaler.is_enabled() and checkpoint.scaler:
         scaler.load_state_dict(scaler.state_dict() | checkpoint.scaler)
-    return checkpoint.facts
+    return checkpoint.metadata
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
@@ -121,7 +121,7 @@ def load(
             dcp.load(state, checkpoint_id=path, storage_reader=reader, process_group=group, no_dist=group is None)
 
     try:
-        together(group, read)
+        on_all(group, read)
     except RanksFailed as error:
         raise RuntimeError(
             f"checkpoint: {checkpoint.path} could not be loaded ({error}); verify it, or resume from an earlier one"

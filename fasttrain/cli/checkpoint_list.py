@@ -13,13 +13,13 @@ from rich.markup import escape
 
 from fasttrain.checkpoint import Checkpoint
 from fasttrain.cli.checkpoints import console, directory_of, loss, read_all, size, table
-from fasttrain.process import mistakes_without_traceback
+from fasttrain.cli.errors import user_errors
 
 
 def main(arguments: Sequence[str]) -> int:
     """Exit code 0: all can be read; 1: some cannot; 2: a mistake in the command."""
     options = _parser().parse_args(arguments)
-    with mistakes_without_traceback("fasttrain checkpoint list"):
+    with user_errors("fasttrain checkpoint list"):
         found = read_all(directory_of(options.run))
     readable = [checkpoint for _, checkpoint in found if isinstance(checkpoint, Checkpoint)]
     best = _best(readable)
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
             rows.add_row(path.name, "", "", "", "", f"[bold red]damaged: {escape(checkpoint)}[/]")
             continue
         saved = datetime.fromtimestamp(os.stat(path).st_mtime).strftime("%Y-%m-%d %H:%M:%S")
-        world = str(checkpoint.facts.get("world", ""))
+        world = str(checkpoint.metadata.get("world_size", ""))
         marks = ", ".join(name for name, one in (("newest", readable[-1]), ("best", best)) if one is checkpoint)
         rows.add_row(str(checkpoint.step), loss(checkpoint), size(checkpoint.bytes), saved, world, f"[green]{marks}[/]")
     screen.print(rows)

@@ -11,7 +11,9 @@ from fasttrain import config
 from fasttrain.checkpoint import Checkpoint
 from fasttrain.checkpoint.retention import delete, expendable
 from fasttrain.cli.checkpoints import console, damage, directory_of, loss, read_all, size, table
-from fasttrain.process import alone_in, mistakes_without_traceback
+from fasttrain.cli.errors import user_errors
+from fasttrain.fs import exclusive_lock
+from fasttrain.rundir import RunDir
 
 PROGRAM = "fasttrain checkpoint prune"
 
@@ -19,9 +21,11 @@ PROGRAM = "fasttrain checkpoint prune"
 def main(arguments: Sequence[str]) -> int:
     """Exit code 0: done, and all that is left is sound; 1: something is damaged, or cannot go; 2: a mistake."""
     options = _parser().parse_args(arguments)
-    with mistakes_without_traceback(PROGRAM):
+    with user_errors(PROGRAM):
         directory = directory_of(options.run)
-        with alone_in(options.run, is_first=True):  # not under the feet of a run
+        with exclusive_lock(
+            RunDir(options.run).lock, f"another process is training in {options.run}"
+        ):  # not under the feet of a run
             return _prune(directory, keep=options.keep, dry=options.dry_run)
 
 
@@ -52,7 +56,7 @@ def _prune(directory: Path, *, keep: int, dry: bool) -> int:
 
 def _going(sound: list[Checkpoint], keep: int) -> list[Checkpoint]:
     """Sound ones only count: a damaged checkpoint does not make a sound one expendable."""
-    return expendable(sound, config.Checkpoint(keep_last=keep, keep_best=True)) if sound else []
+    return expendable(sound, config.CheckpointConfig(keep_last=keep, keep_best=True)) if sound else []
 
 
 def _delete(checkpoint: Checkpoint) -> str:

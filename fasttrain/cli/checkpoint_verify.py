@@ -10,13 +10,13 @@ from rich.markup import escape
 
 from fasttrain.checkpoint import Checkpoint
 from fasttrain.cli.checkpoints import console, damage, directory_of, read_all, size, table
-from fasttrain.process import mistakes_without_traceback
+from fasttrain.cli.errors import user_errors
 
 
 def main(arguments: Sequence[str]) -> int:
     """Exit code 0: all are sound; 1: some are damaged; 2: a mistake in the command."""
     options = _parser().parse_args(arguments)
-    with mistakes_without_traceback("fasttrain checkpoint verify"):
+    with user_errors("fasttrain checkpoint verify"):
         found = _asked_for(options.what)
     screen, damaged = console(), 0
     rows = table(screen, "step", "size", "")

@@ -8,23 +8,23 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fasttrain.checkpoint import Checkpoint, published
-from fasttrain.train.resume import CHECKPOINTS
+from fasttrain.checkpoint import Checkpoint, committed_paths
+from fasttrain.rundir import RunDir
 
 
 def directory_of(run: Path) -> Path:
     """Where a run has its checkpoints; an error if it has none."""
     if not run.is_dir():
         raise FileNotFoundError(f"{run} {'is not a directory' if run.exists() else 'does not exist'}; name a run")
-    directory = run / CHECKPOINTS
-    if not published(directory):
+    directory = RunDir(run).checkpoints
+    if not committed_paths(directory):
         raise ValueError(f"there are no checkpoints in {directory}; is {run} the directory of a run?")
     return directory
 
 
 def read_all(directory: Path) -> list[tuple[Path, Checkpoint | str]]:
     """Every checkpoint by step, or what is wrong with its checkpoint.json."""
-    return [(path, _read(path)) for path in published(directory)]
+    return [(path, _read(path)) for path in committed_paths(directory)]
 
 
 def damage(checkpoint: Checkpoint) -> str:

@@ -14,9 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from fasttrain.cli.errors import user_errors
 from fasttrain.data import AnyDataset, Described, ForeignDataset, open_dataset
 from fasttrain.data.lint import Finding, Report, lint
-from fasttrain.process import mistakes_without_traceback
 
 STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 PLOTS = (".png", ".svg")
@@ -27,7 +27,7 @@ EXCERPT = 300  # characters of an example
 def main(arguments: Sequence[str]) -> int:
     """Exit code 0: clean; 1: errors, or warnings with --strict; 2: a mistake in the command."""
     options = _parser().parse_args(arguments)
-    with mistakes_without_traceback("fasttrain data lint"):
+    with user_errors("fasttrain data lint"):
         if options.plot is not None:
             from fasttrain.data.lint.plot import draw  # before the work, so that a missing matplotlib shows at once
         dataset = _opened(options)

@@ -15,16 +15,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fasttrain.cli.errors import user_errors
 from fasttrain.data.locate import Excerpt, Seen, documents_from, locate, seen, step_of_token, text_of
-from fasttrain.data.segments import stretch_at, stretches
+from fasttrain.data.segments import read_segments, segment_at
 from fasttrain.metrics import read_metrics
-from fasttrain.process import mistakes_without_traceback
 
 
 def main(arguments: Sequence[str]) -> int:
     """Exit code 0: found; 1: the document was not seen; 2: a mistake in the command."""
     options = _parser().parse_args(arguments)
-    with mistakes_without_traceback("fasttrain data locate"):
+    with user_errors("fasttrain data locate"):
         if options.document is not None:
             return _steps(options)
         return _documents(options)
@@ -52,7 +52,7 @@ def _steps(options: argparse.Namespace) -> int:
     done = max((round(line["step"]) for line in read_metrics(options.run)), default=0)
     documents = [options.document]
     if not options.document.isdigit():
-        dataset = stretches(options.run)[-1].open().datasets
+        dataset = read_segments(options.run)[-1].open().datasets
         if options.component not in dataset:
             raise ValueError(f"there is no component {options.component!r}; --component takes {', '.join(dataset)}")
         documents = documents_from(dataset[options.component], options.document)
@@ -104,7 +104,7 @@ def _title(item: Excerpt | tuple[int, Seen]) -> str:
 def _text(item: Excerpt | tuple[int, Seen], options: argparse.Namespace) -> str:
     place = item[1] if isinstance(item, tuple) else item
     component = options.component if isinstance(item, tuple) else item.component
-    return text_of(stretch_at(options.run, place.step).open().datasets[component], place.start, place.stop)
+    return text_of(segment_at(options.run, place.step).open().datasets[component], place.start, place.stop)
 
 
 def _facts(item: Excerpt | tuple[int, Seen], options: argparse.Namespace) -> dict[str, Any]:

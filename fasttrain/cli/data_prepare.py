@@ -15,9 +15,9 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from fasttrain.cli.errors import user_errors
 from fasttrain.data import Dataset
 from fasttrain.data.prepare import Prepared, Progress, Settings, prepare
-from fasttrain.process import mistakes_without_traceback
 
 PROGRAM = "fasttrain data prepare"
 TRAINED = 8192  # tokens, where no tokenizer is asked for
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
         config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
     )
     console = Console(stderr=True, highlight=False)
-    with mistakes_without_traceback(PROGRAM):
+    with user_errors(PROGRAM):
         try:
             with _shown(console) as tell:
                 prepared = _prepare(options, tell)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from fasttrain.config import Parallel
+from fasttrain.config import ParallelConfig
 from fasttrain.distributed.runtime import DTYPES, Runtime, start
 
 
@@ -23,7 +23,7 @@ def add_device(parser: argparse._ActionsContainer) -> None:
 def runtime_of(options: argparse.Namespace) -> AbstractContextManager[Runtime]:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device cuda: torch {torch.__version__} sees no GPU; leave it out, or say --device cpu")
-    return start(Parallel(device=options.device, precision=options.dtype))
+    return start(ParallelConfig(device=options.device, precision=options.dtype))
 
 
 def positive(text: str) -> int:

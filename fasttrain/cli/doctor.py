@@ -14,8 +14,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from fasttrain.config import load
-from fasttrain.process import mistakes_without_traceback
+from fasttrain.cli.errors import user_errors
+from fasttrain.cli.parse import load
 from fasttrain.recipes import RECIPES
 from fasttrain.tools.doctor import Finding, examine
 
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     """Exit code 0: nothing that a run needs is broken; 1: something is; 2: a mistake in the command."""
     options, rest = _parser().parse_known_args(arguments)
     settings = load(rest, RECIPES, PROGRAM)
-    with mistakes_without_traceback(PROGRAM):
+    with user_errors(PROGRAM):
         findings = []
         console = Console(highlight=False, soft_wrap=True)
         section = ""

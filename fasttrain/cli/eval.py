@@ -15,12 +15,12 @@ from rich.table import Table
 
 from fasttrain.cli.checkpoints import console, table
 from fasttrain.cli.devices import add_device, positive, runtime_of
+from fasttrain.cli.errors import user_errors
 from fasttrain.distributed.runtime import Runtime
-from fasttrain.process import mistakes_without_traceback
 from fasttrain.tools.evaluate import record, score_sets, set_line, task_lines
 from fasttrain.tools.evaluate.sets import WHOLE
 from fasttrain.tools.report import write_report
-from fasttrain.tools.trained_model import Loaded, load_model
+from fasttrain.tools.trained_model import TrainedModel, load_model
 
 PROGRAM = "fasttrain eval"
 
@@ -28,7 +28,7 @@ PROGRAM = "fasttrain eval"
 def main(arguments: Sequence[str]) -> int:
     """Exit code 0: scored; 1: a loss is worse than guessing; 2: a mistake in the command."""
     options = _parser().parse_args(arguments)
-    with mistakes_without_traceback(PROGRAM), runtime_of(options) as runtime:
+    with user_errors(PROGRAM), runtime_of(options) as runtime:
         _check(options)
         if options.tasks:
             import fasttrain.tools.evaluate.harness  # noqa: F401  (before the work: a missing package shows at once)
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         lines = _task_lines(options, loaded) if options.tasks else []
         if not options.tasks or options.set or options.sequences:
             lines += _set_lines(options, loaded, runtime)
-        if runtime.is_first:
+        if runtime.is_main:
             _show(options, loaded, lines)
             if loaded.run is not None:
                 record(loaded.run, lines)
@@ -55,7 +55,7 @@ def _check(options: argparse.Namespace) -> None:
             )
 
 
-def _set_lines(options: argparse.Namespace, loaded: Loaded, runtime: Runtime) -> list[dict[str, Any]]:
+def _set_lines(options: argparse.Namespace, loaded: TrainedModel, runtime: Runtime) -> list[dict[str, Any]]:
     if changed := loaded.changed_data():
         print(f"note: {changed}", file=sys.stderr)
     lines = []
@@ -68,7 +68,7 @@ def _set_lines(options: argparse.Namespace, loaded: Loaded, runtime: Runtime) ->
     return lines
 
 
-def _task_lines(options: argparse.Namespace, loaded: Loaded) -> list[dict[str, Any]]:
+def _task_lines(options: argparse.Namespace, loaded: TrainedModel) -> list[dict[str, Any]]:
     from fasttrain.tools.evaluate.harness import Harness, run_tasks
 
     harness = Harness(loaded, batch=options.batch or loaded.settings.batch.micro)
@@ -78,7 +78,7 @@ def _task_lines(options: argparse.Namespace, loaded: Loaded) -> list[dict[str, A
     return task_lines(loaded.checkpoint.step, results)
 
 
-def _show(options: argparse.Namespace, loaded: Loaded, lines: list[dict[str, Any]]) -> None:
+def _show(options: argparse.Namespace, loaded: TrainedModel, lines: list[dict[str, Any]]) -> None:
     if options.json:
         for line in lines:
             print(json.dumps(line))

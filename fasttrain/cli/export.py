@@ -16,10 +16,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from fasttrain.checkpoint import find
 from fasttrain.cli.checkpoints import size
+from fasttrain.cli.errors import user_errors
 from fasttrain.hf.directory import check_is_free
 from fasttrain.hf.export import SHARD, WITHOUT, Exported, Source, describe, export
 from fasttrain.hf.weights import DTYPES, weights
-from fasttrain.process import mistakes_without_traceback
 from fasttrain.tools.plan.quantities import parse_bytes
 
 PROGRAM = "fasttrain export"
@@ -28,7 +28,7 @@ PROGRAM = "fasttrain export"
 def main(arguments: Sequence[str]) -> int:
     """Exit code 0: written; 2: a mistake in the command, or a damaged checkpoint."""
     options = _parser().parse_args(arguments)
-    with mistakes_without_traceback(PROGRAM):
+    with user_errors(PROGRAM):
         check_is_free(options.out)
         checkpoint = find(options.run)
         source = describe(checkpoint, options.tokenizer)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fasttrain.cli.devices import add_device, positive, runtime_of
-from fasttrain.process import mistakes_without_traceback
+from fasttrain.cli.errors import user_errors
 from fasttrain.tools.generate import Continuation, Sampling, TextStream, generate
-from fasttrain.tools.trained_model import Loaded, load_model
+from fasttrain.tools.trained_model import TrainedModel, load_model
 
 PROGRAM = "fasttrain generate"
 
@@ -31,7 +31,7 @@ class Text:
 def main(arguments: Sequence[str]) -> int:
     """Exit code 0: all texts are there; 2: a mistake in the command."""
     options = _parser().parse_args(arguments)
-    with mistakes_without_traceback(PROGRAM):
+    with user_errors(PROGRAM):
         sampling = Sampling(
             temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed
         )
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
 class Writer:
     """Generates texts, and shows each token as it comes."""
 
-    def __init__(self, loaded: Loaded, sampling: Sampling, options: argparse.Namespace) -> None:
+    def __init__(self, loaded: TrainedModel, sampling: Sampling, options: argparse.Namespace) -> None:
         self._loaded, self._sampling, self._options = loaded, sampling, options
         self._tokenizer = loaded.tokenizer()
         self._vocab = self._tokenizer.get_vocab_size()

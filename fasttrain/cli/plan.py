@@ -16,7 +16,8 @@ from typing import Any
 
 from rich.console import Console
 
-from fasttrain.config import Config, load
+from fasttrain.cli.parse import load
+from fasttrain.config import Config
 from fasttrain.disk import free_bytes
 from fasttrain.gpus import find_gpu, gpus
 from fasttrain.recipes import RECIPES
@@ -26,7 +27,7 @@ from fasttrain.tools.plan.estimate import Place, Plan, outlook
 from fasttrain.tools.plan.page import write_page
 from fasttrain.tools.plan.quantities import gib, parse_bytes, parse_count, stated_size
 from fasttrain.tools.plan.screen import show, show_options
-from fasttrain.tools.plan.sizes import Stated, exact
+from fasttrain.tools.plan.sizes import Stated, sizes
 
 PROGRAM = "fasttrain plan"
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn")
@@ -83,7 +84,7 @@ def _answer(plan: Plan, options: argparse.Namespace) -> dict[str, object]:
     answer = plan.json()
     if not plan.measured:
         answer["scaling"] = scaling(plan)
-    settings, place, vocab = plan.settings, plan.place, plan.exact.vocab
+    settings, place, vocab = plan.settings, plan.place, plan.sizes.vocab
     if options.search and _has_advice(plan):
         found = search(settings, place, vocab=vocab)
         answer["search"] = [{"settings": option.settings} | _figures(option.plan) for option in found]
@@ -96,7 +97,7 @@ def _answer(plan: Plan, options: argparse.Namespace) -> dict[str, object]:
 
 def _show(plan: Plan, options: argparse.Namespace) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
-    settings, place, vocab = plan.settings, plan.place, plan.exact.vocab
+    settings, place, vocab = plan.settings, plan.place, plan.sizes.vocab
     show(plan, console, advice(plan) if _has_advice(plan) and plan.fits else [])
     if options.search and _has_advice(plan):
         show_options(search(settings, place, vocab=vocab), console, "the best that fit")
@@ -110,12 +111,12 @@ def _plan(options: argparse.Namespace, settings: Config, place: Place, vocab: in
     import torch
 
     import fasttrain.train  # noqa: F401  what a run loads before anything else
-    from fasttrain.distributed.parallelize import compiles
+    from fasttrain.distributed.parallelize import should_compile
     from fasttrain.tools.plan.cpu import cpu_outlook, resident_memory
 
     runtime: Any = SimpleNamespace(device=torch.device("cpu"))
-    flops = exact(settings, vocab=vocab).flops
-    compiled, _ = compiles(settings.parallel, runtime, flops)
+    flops = sizes(settings, vocab=vocab).flops
+    compiled, _ = should_compile(settings.parallel, runtime, flops)
     return cpu_outlook(settings, vocab=vocab, process=resident_memory(), stated=stated, compiled=compiled)
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fasttrain.process import mistakes_without_traceback
+from fasttrain.cli.errors import user_errors
 from fasttrain.tools.report import read_records, write_page
 
 NAME = "report.html"
@@ -15,7 +15,7 @@ NAME = "report.html"
 def main(arguments: Sequence[str]) -> int:
     """Exit code 0: written; 2: a mistake in the command."""
     options = _parser().parse_args(arguments)
-    with mistakes_without_traceback("fasttrain report"):
+    with user_errors("fasttrain report"):
         if options.png is not None:
             from fasttrain.tools.report.picture import (
                 draw,  # before the work, so that a missing matplotlib shows at once

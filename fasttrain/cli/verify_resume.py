@@ -21,8 +21,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from fasttrain.cli.checkpoints import console
-from fasttrain.config import load
-from fasttrain.process import mistakes_without_traceback
+from fasttrain.cli.errors import user_errors
+from fasttrain.cli.parse import load
 from fasttrain.recipes import RECIPES
 from fasttrain.tools.verify_resume import RunFailed, Trial, certify, plan
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     options, rest = _parser().parse_known_args(arguments)
     settings = load(rest, RECIPES, PROGRAM)
     try:
-        with mistakes_without_traceback(PROGRAM), _ended_by_signals():
+        with user_errors(PROGRAM), _ended_by_signals():
             trial = plan(
                 settings, steps=options.steps, kill_at=options.kill_at, save_every=options.save_every,
                 ranks=options.ranks, other_ranks=options.other_ranks,

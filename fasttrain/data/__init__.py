@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fasttrain.data.batch import IGNORED, Batch
-from fasttrain.data.batches import Batches, Component, Origin, Skip
+from fasttrain.data.batches import Batches, Component, DataCursor, Skip
 from fasttrain.data.corpus import standard_library
 from fasttrain.data.dataset import Dataset
 from fasttrain.data.datasets import (
@@ -26,11 +26,11 @@ __all__ = [
     "Batch",
     "Batches",
     "Component",
+    "DataCursor",
     "Dataset",
     "DatasetWriter",
     "Described",
     "ForeignDataset",
-    "Origin",
     "Prefetcher",
     "Skip",
     "TokenStream",

@@ -45,17 +45,17 @@ class Skip(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where batches begin: a run that goes on with other settings goes on in the data where it was."""
+class DataCursor:
+    """Where batches begin: a run that resumes with other settings continues in the data where it was."""
 
     step: int = 0
     used: dict[str, int] = field(default_factory=dict)  # samples of each component, by name
     skips: tuple[Skip, ...] = ()  # since then
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> Origin:
-        """From what JSON makes of asdict(origin)."""
-        return cls(**{**facts, "skips": tuple(Skip(*skip) for skip in facts["skips"])})
+    def of(cls, metadata: Mapping[str, Any]) -> DataCursor:
+        """From what JSON makes of asdict(cursor)."""
+        return cls(**{**metadata, "skips": tuple(Skip(*skip) for skip in metadata["skips"])})
 
 
 class Batches:
@@ -69,12 +69,12 @@ class Batches:
         sequences: int,  # of a step, over all ranks
         seed: int,
         document_mask: bool,
-        rank: int = 0,
-        world: int = 1,
-        origin: Origin = Origin(),  # noqa: B008  (frozen)
+        dp_rank: int = 0,
+        dp_size: int = 1,
+        cursor: DataCursor = DataCursor(),  # noqa: B008  (frozen)
     ) -> None:
-        if sequences % world:
-            raise ValueError(f"data: {sequences} sequences of a step do not divide among {world} ranks")
+        if sequences % dp_size:
+            raise ValueError(f"data: {sequences} sequences of a step do not divide among {dp_size} ranks")
         if seed < 0:
             raise ValueError(f"data: seed ({seed}) must not be negative")
         self.components = [Component("", data)] if isinstance(data, TokenStream) else list(data)
@@ -85,13 +85,13 @@ class Batches:
         self._seeds = [seed_of(seed, component.name) for component in self.components]
         self._mixture = Mixture(
             [
-                _part(component, size, used=origin.used.get(component.name, 0))
+                _part(component, size, used=cursor.used.get(component.name, 0))
                 for component, size in zip(self.components, self.sizes, strict=True)
             ],
             seed=seed,
         )
-        self._sequence, self._document_mask, self._origin = sequence, document_mask, origin
-        self._sequences, self._share, self._rank = sequences, sequences // world, rank
+        self._sequence, self._document_mask, self._cursor = sequence, document_mask, cursor
+        self._sequences, self._share, self._rank = sequences, sequences // dp_size, dp_rank
         self._rows: dict[int, Rows] = {}
 
     def at(self, step: int) -> Batch:
@@ -141,7 +141,7 @@ class Batches:
             if found is not None:
                 step = self._step_at(found)
                 row = found - self._first_sample(step)
-                if row < self._sequences:  # otherwise it lies in a stretch that was skipped
+                if row < self._sequences:  # otherwise it lies in a segment that was skipped
                     yield step, row
 
     def used_at(self, step: int) -> dict[str, int]:
@@ -166,8 +166,8 @@ class Batches:
 
     def _step_at(self, sample: int) -> int:
         """The last step that begins at a sample of the mixture or before."""
-        steps = range(self._origin.step, self._origin.step + max(sample, 0) // self._sequences + 1)
-        return self._origin.step + bisect_right(steps, sample, key=self._first_sample) - 1
+        steps = range(self._cursor.step, self._cursor.step + max(sample, 0) // self._sequences + 1)
+        return self._cursor.step + bisect_right(steps, sample, key=self._first_sample) - 1
 
     def _read(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:  # -> (B, T + 1), (n,)
         """The tokens of the rows, and where documents begin in the flattened batch."""
@@ -195,11 +195,11 @@ class Batches:
         flat[last[flat[last] != self._separator]] = IGNORED
 
     def _first_sample(self, step: int) -> int:
-        if step < self._origin.step:
-            raise ValueError(f"data: step {step} is before step {self._origin.step}, where these batches begin")
-        for skip in reversed(self._origin.skips):  # each is in the steps of those before it
+        if step < self._cursor.step:
+            raise ValueError(f"data: step {step} is before step {self._cursor.step}, where these batches begin")
+        for skip in reversed(self._cursor.skips):  # each is in the steps of those before it
             step += skip.steps if skip.step <= step else 0
-        return (step - self._origin.step) * self._sequences
+        return (step - self._cursor.step) * self._sequences
 
 
 class Rows(NamedTuple):

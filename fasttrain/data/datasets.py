@@ -36,7 +36,7 @@ class TrainingData:
     """A dataset, whose name is empty, or several by name. All have the same tokenizer."""
 
     datasets: dict[str, AnyDataset]
-    mixture: dict[str, config.Component]  # empty for a single dataset
+    mixture: dict[str, config.ComponentConfig]  # empty for a single dataset
 
     @property
     def first(self) -> AnyDataset:
@@ -84,13 +84,13 @@ class TrainingData:
         ]
 
 
-def open_data(settings: config.Data) -> AnyDataset:
+def open_data(settings: config.DataConfig) -> AnyDataset:
     """The dataset of data.path."""
     (dataset,) = _opened({"": settings.path}, settings).values()
     return dataset
 
 
-def training_data(settings: config.Data) -> TrainingData:
+def training_data(settings: config.DataConfig) -> TrainingData:
     """What a run trains on: data.path, or data.mixture."""
     if not settings.mixture:
         return TrainingData(datasets={"": open_data(settings)}, mixture={})
@@ -106,7 +106,7 @@ def training_data(settings: config.Data) -> TrainingData:
     return TrainingData(datasets=datasets, mixture=settings.mixture)
 
 
-def _opened(paths: Mapping[str, Path | None], settings: config.Data) -> dict[str, AnyDataset]:
+def _opened(paths: Mapping[str, Path | None], settings: config.DataConfig) -> dict[str, AnyDataset]:
     described = Described(settings.tokenizer, settings.vocab, settings.separator)
     datasets = {name: open_dataset(path, described) for name, path in paths.items()}
     if described and not any(isinstance(dataset, ForeignDataset) for dataset in datasets.values()):

@@ -1,6 +1,6 @@
 """From a step of a run to the documents that it trained on, and back. Nothing is looked up but what the run recorded.
 
-Steps count from 0 here, as in Batches. A sample's inputs are T tokens of its component's stream; each stretch of them
+Steps count from 0 here, as in Batches. A sample's inputs are T tokens of its component's stream; each segment of them
 that belongs to one document is an Excerpt.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from fasttrain.data.dataset import Dataset
 from fasttrain.data.datasets import AnyDataset
-from fasttrain.data.segments import Stretch, stretch_at, stretches
+from fasttrain.data.segments import DataSegment, read_segments, segment_at
 from fasttrain.data.sources import Source
 from fasttrain.data.stream import TokenStream
 
@@ -71,11 +71,11 @@ def documents_of(run: Path, steps: Iterable[int], most: int = 50) -> list[str]:
 
 def locate(run: Path, step: int) -> Iterator[Excerpt]:
     """Every document of a step, rank by rank and row by row."""
-    stretch = stretch_at(run, step)
-    data = stretch.open()
-    batches = stretch.batches(data)
-    share = stretch.sequences // stretch.world
-    T = stretch.data.sequence
+    segment = segment_at(run, step)
+    data = segment.open()
+    batches = segment.batches(data)
+    share = segment.sequences // segment.dp_size
+    T = segment.data.sequence
     lengths = {name: text_lengths(dataset) for name, dataset in data.datasets.items()}
     for number, (part, sample) in enumerate(zip(*batches.rows_at(step), strict=True)):
         component = batches.components[part]
@@ -100,24 +100,24 @@ def locate(run: Path, step: int) -> Iterator[Excerpt]:
 
 def seen(run: Path, document: int, *, component: str = "", stop: int) -> Iterator[Seen]:
     """Where a document was seen before step `stop`, in the order of the run."""
-    standing = stretches(run)
-    for stretch, end in zip(standing, [*(later.step for later in standing[1:]), stop], strict=True):
-        if stretch.step < min(end, stop):
-            yield from sorted(_seen_in(stretch, document, component, min(end, stop)), key=lambda place: place.step)
+    standing = read_segments(run)
+    for segment, end in zip(standing, [*(later.step for later in standing[1:]), stop], strict=True):
+        if segment.step < min(end, stop):
+            yield from sorted(_seen_in(segment, document, component, min(end, stop)), key=lambda place: place.step)
 
 
-def _seen_in(stretch: Stretch, document: int, component: str, end: int) -> Iterator[Seen]:
-    data = stretch.open()
+def _seen_in(segment: DataSegment, document: int, component: str, end: int) -> Iterator[Seen]:
+    data = segment.open()
     names = list(data.datasets)
     if component not in names:
         raise ValueError(f"data: there is no component {component!r}; there are {', '.join(names)}")
-    batches, T = stretch.batches(data), stretch.data.sequence
+    batches, T = segment.batches(data), segment.data.sequence
     part = next(i for i, found in enumerate(batches.components) if found.name == component)
     begin, finish = document_span(batches.components[part].stream, document)
     for sample in range(begin // T, min((finish - 1) // T + 1, batches.sizes[part])):
         for step, row in batches.steps_of(part, sample, end):
-            if step >= stretch.step:  # before that, another stretch was trained
-                rank, row = divmod(row, stretch.sequences // stretch.world)
+            if step >= segment.step:  # before that, another segment was trained
+                rank, row = divmod(row, segment.sequences // segment.dp_size)
                 start, stop = max(begin, sample * T), min(finish, sample * T + T)
                 yield Seen(step=step, rank=rank, row=row, sample=sample, start=start, stop=stop)
 

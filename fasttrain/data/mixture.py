@@ -34,14 +34,14 @@ class Part(NamedTuple):
 
 
 class Places(NamedTuple):
-    """A stretch of the run: of which part each sample is, and its number among the part's own."""
+    """A segment of the run: of which part each sample is, and its number among the part's own."""
 
     parts: np.ndarray  # (n,) int64
     numbers: np.ndarray  # (n,) int64
 
 
 class Mixture:
-    """`at(first, count)`, for any stretch of a run."""
+    """`at(first, count)`, for any segment of a run."""
 
     def __init__(self, parts: Sequence[Part], *, seed: int) -> None:
         self._phases: list[_Phase] = []

@@ -1,7 +1,7 @@
-"""Which batches a run has taken: a line of batches.jsonl for each stretch of steps that one process group trained.
+"""Which batches a run has taken: a line of batches.jsonl for each data segment, steps that one process group trained.
 
 A line says all that decides about the batches from its step on, and undoes earlier lines of that step and of later
-ones: a run that goes back to a checkpoint writes another line.
+ones: a run that rolls back to a checkpoint writes another line.
 """
 
 from __future__ import annotations
@@ -13,30 +13,29 @@ from pathlib import Path
 from typing import Any
 
 from fasttrain import config
-from fasttrain.data.batches import Batches, Origin
+from fasttrain.data.batches import Batches, DataCursor
 from fasttrain.data.datasets import TrainingData, training_data
-
-NAME = "batches.jsonl"
+from fasttrain.rundir import RunDir
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stretch:
+class DataSegment:
     """Steps of a run with the same data, in the same order, on the same ranks."""
 
     step: int  # the first
-    origin: Origin
+    cursor: DataCursor
     sequences: int  # of a step
-    world: int
-    data: config.Data  # with absolute paths
+    dp_size: int
+    data: config.DataConfig  # with absolute paths
     datasets: dict[str, str]  # name and digest
-    before: str | None = None  # the checkpoint that the run goes on from, if another run made it
+    before: str | None = None  # the checkpoint that the run resumed from, if another run made it
 
     def dump(self) -> str:
         return json.dumps(asdict(self), default=str) + "\n"
 
     @classmethod
-    def of(cls, line: dict[str, Any]) -> Stretch:
-        return cls(**line | dict(origin=Origin.of(line["origin"]), data=_data(line["data"])))
+    def of(cls, line: dict[str, Any]) -> DataSegment:
+        return cls(**line | dict(cursor=DataCursor.of(line["cursor"]), data=_data(line["data"])))
 
     def open(self) -> TrainingData:
         """The data, if it still is what the run had."""
@@ -49,7 +48,7 @@ class Stretch:
                 )
         return data
 
-    def batches(self, data: TrainingData, rank: int = 0, world: int = 1) -> Batches:
+    def batches(self, data: TrainingData, dp_rank: int = 0, dp_size: int = 1) -> Batches:
         """A rank's batches; by default those of all ranks together."""
         return Batches(
             data.components("train"),
@@ -57,13 +56,13 @@ class Stretch:
             sequences=self.sequences,
             seed=self.data.seed,
             document_mask=self.data.document_mask,
-            rank=rank,
-            world=world,
-            origin=self.origin,
+            dp_rank=dp_rank,
+            dp_size=dp_size,
+            cursor=self.cursor,
         )
 
 
-def with_paths(settings: config.Data, data: TrainingData) -> config.Data:
+def with_absolute_paths(settings: config.DataConfig, data: TrainingData) -> config.DataConfig:
     """The settings with the paths of the data, wherever they are asked for later."""
     paths = {name: dataset.path.absolute() for name, dataset in data.datasets.items()}
     if not settings.mixture:
@@ -71,31 +70,31 @@ def with_paths(settings: config.Data, data: TrainingData) -> config.Data:
     return replace(settings, mixture={name: replace(part, path=paths[name]) for name, part in settings.mixture.items()})
 
 
-def record(run: Path, stretch: Stretch) -> None:
+def append_segment(run: Path, segment: DataSegment) -> None:
     """Append a line, and have it on the disk before the steps that it is about."""
-    with open(run / NAME, "a") as file:
-        file.write(stretch.dump())
+    with open(RunDir(run).segments, "a") as file:
+        file.write(segment.dump())
         file.flush()
         os.fsync(file.fileno())
 
 
-def stretches(run: Path) -> list[Stretch]:
-    """The stretches of a run as they stand, ascending."""
-    path = run / NAME
+def read_segments(run: Path) -> list[DataSegment]:
+    """The read_segments of a run as they stand, ascending."""
+    path = RunDir(run).segments
     try:
         lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
     except OSError:
         raise ValueError(f"{path} does not exist: {run} is not the directory of a run") from None
-    standing: list[Stretch] = []
+    standing: list[DataSegment] = []
     for line in lines:
-        standing = [stretch for stretch in standing if stretch.step < line["step"]] + [Stretch.of(line)]
+        standing = [segment for segment in standing if segment.step < line["step"]] + [DataSegment.of(line)]
     return standing
 
 
-def stretch_at(run: Path, step: int) -> Stretch:
-    """The stretch that step `step` (from 0) was, or will be, trained in."""
-    standing = stretches(run)
-    found = [stretch for stretch in standing if stretch.step <= step]
+def segment_at(run: Path, step: int) -> DataSegment:
+    """The segment that step `step` (from 0) was, or will be, trained in."""
+    standing = read_segments(run)
+    found = [segment for segment in standing if segment.step <= step]
     if not found:
         first = standing[0]
         raise ValueError(
@@ -104,9 +103,9 @@ def stretch_at(run: Path, step: int) -> Stretch:
     return found[-1]
 
 
-def _data(found: dict[str, Any]) -> config.Data:
+def _data(found: dict[str, Any]) -> config.DataConfig:
     paths = {key: Path(found[key]) for key in ("path", "tokenizer") if found[key] is not None}
     mixture = {
-        name: config.Component(**part | dict(path=Path(part["path"]))) for name, part in found["mixture"].items()
+        name: config.ComponentConfig(**part | dict(path=Path(part["path"]))) for name, part in found["mixture"].items()
     }
-    return config.Data(**found | paths | dict(mixture=mixture))
+    return config.DataConfig(**found | paths | dict(mixture=mixture))

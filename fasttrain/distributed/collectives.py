@@ -32,7 +32,7 @@ def rank_in(group: dist.ProcessGroup | None) -> int:
     return 0 if group is None else group.rank()
 
 
-def together(group: dist.ProcessGroup | None, work: Callable[[], T]) -> list[T]:
+def on_all(group: dist.ProcessGroup | None, work: Callable[[], T]) -> list[T]:
     """The results of work() on all ranks, in their order; RanksFailed, on every rank, if it failed on any."""
     result: T | None = None
     failures: dict[int, str] = {}
@@ -47,9 +47,9 @@ def together(group: dist.ProcessGroup | None, work: Callable[[], T]) -> list[T]:
     return [result for result, _ in everyone]
 
 
-def on_first(group: dist.ProcessGroup | None, work: Callable[[], T]) -> T:
+def on_main(group: dist.ProcessGroup | None, work: Callable[[], T]) -> T:
     """The result of work() on rank 0, on all ranks."""
-    result = together(group, lambda: work() if rank_in(group) == 0 else None)[0]
+    result = on_all(group, lambda: work() if rank_in(group) == 0 else None)[0]
     return result  # type: ignore[return-value]
 
 

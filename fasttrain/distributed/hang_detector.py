@@ -27,14 +27,15 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-LOST = 5  # the exit code: another rank died, or does not answer
+from fasttrain.events import ExitCode
+
 GREATEST_RESERVE = 10.0  # seconds
-_CALL = "roll call"
+_CALL = "call"
 _COLLECTIVES = str(Path(dist.__file__).parent)
 _FOR_A_THREAD = (threading.__file__, torch.autograd.graph.__file__)  # where one waits for another thread
 
 
-class LostRanks(Exception):
+class RankFailure(Exception):
     """Another rank died or hangs; the text says which and where."""
 
 
@@ -43,38 +44,38 @@ def reserve(timeout: float) -> float:
     return min(timeout / 2, GREATEST_RESERVE)
 
 
-class RollCall:
+class HangDetector:
     """Use as a context: within it, this rank answers."""
 
-    def __init__(self, store: dist.PrefixStore, rank: int, world: int, timeout: float) -> None:
-        self._store, self._rank, self._world = store, rank, world
+    def __init__(self, store: dist.PrefixStore, rank: int, world_size: int, timeout: float) -> None:
+        self._store, self._rank, self._world_size = store, rank, world_size
         self._seconds = reserve(timeout)
         self._noticed = False  # by the main thread
         self._left = threading.Event()
-        self._thread = threading.Thread(target=self._answer, name="roll call", daemon=True)
+        self._thread = threading.Thread(target=self._answer, name="hang detector", daemon=True)
 
-    def __enter__(self) -> RollCall:
-        if self._world > 1:
+    def __enter__(self) -> HangDetector:
+        if self._world_size > 1:
             self._store.set(f"process/{self._rank}", _identity(os.getpid()))
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._left.set()
-        if self._world > 1:
+        if self._world_size > 1:
             self._thread.join(1)  # it may wait for a store that is gone
 
     @contextmanager
-    def naming_lost_ranks(self) -> Iterator[None]:
-        """Errors that other ranks are the cause of become LostRanks, and the process ends soon, whatever hangs."""
+    def naming_failed_ranks(self) -> Iterator[None]:
+        """Errors that other ranks are the cause of become RankFailure, and the process ends soon, whatever hangs."""
         try:
             yield
         except RuntimeError as error:
-            if self._world == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            if self._world_size == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
                 raise
             self._noticed = True
             _end_after(0.9 * self._seconds)
-            raise LostRanks(self._who_is_lost()) from error
+            raise RankFailure(self._who_is_lost()) from error
 
     def _who_is_lost(self) -> str:
         """Asked in a thread of its own: a store behind a link that is cut never answers."""
@@ -85,7 +86,7 @@ class RollCall:
         return answer[-1]
 
     def _ask(self) -> str:
-        ranks = range(self._world)
+        ranks = range(self._world_size)
         try:
             store = self._store.clone()  # type: ignore[attr-defined]  # missing in the stubs
             store.set(_CALL, "")
@@ -130,7 +131,7 @@ def _end_after(seconds: float) -> None:
 
     def end() -> None:
         time.sleep(seconds)
-        os._exit(LOST)
+        os._exit(ExitCode.RANK_FAILURE)
 
     threading.Thread(target=end, daemon=True).start()
 

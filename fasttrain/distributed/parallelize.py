@@ -31,11 +31,11 @@ from fasttrain_kernels.linear import product
 COMPILE_PAYS = 2e13
 
 
-def distribute(model: Decoder, parallel: config.Parallel, runtime: Runtime, *, compiled: bool) -> None:
+def parallelize(model: Decoder, parallel: config.ParallelConfig, runtime: Runtime, *, compiled: bool) -> None:
     """Make a model on the meta device ready for its ranks. `to_empty` and weights follow."""
     for block in model.blocks:
         block.forward = _prepared(block.forward, parallel.recompute, compiled)
-    if runtime.world == 1 and runtime.dtype == torch.float32:
+    if runtime.world_size == 1 and runtime.dtype == torch.float32:
         return  # nothing to share and nothing to cast: fully_shard would only copy every weight twice a step
     precision = MixedPrecisionPolicy(
         param_dtype=None if runtime.dtype == torch.float32 else runtime.dtype,
@@ -43,7 +43,7 @@ def distribute(model: Decoder, parallel: config.Parallel, runtime: Runtime, *, c
         cast_forward_inputs=False,  # the rotary table stays float32
     )
     for block in model.blocks:
-        fully_shard(block, mesh=runtime.mesh, mp_policy=precision, reshard_after_forward=parallel.reshard)
+        fully_shard(block, mesh=runtime.mesh, mp_policy=precision, reshard_after_forward=parallel.reshard_after_forward)
     fully_shard(model, mesh=runtime.mesh, mp_policy=precision, reshard_after_forward=False)
     for method in ("stats", "logits"):
         register_fsdp_forward_method(model, method)
@@ -53,19 +53,19 @@ def distribute(model: Decoder, parallel: config.Parallel, runtime: Runtime, *, c
         unit.set_force_sum_reduction_for_comms(True)
 
 
-def before_backward(model: Decoder, parallel: config.Parallel, *, last: bool) -> None:
+def before_backward(model: Decoder, parallel: config.ParallelConfig, *, last: bool) -> None:
     """What the coming micro-batch, the last of its step or not, does with gradients and weights at its end."""
     if not isinstance(model, FSDPModule):
         return
-    if parallel.reduce == "last":
+    if parallel.grad_reduce == "last":
         model.set_requires_gradient_sync(last)
     else:
         model.set_requires_all_reduce(last)  # among replicas; within a group, every micro-batch reduces
-    if not parallel.reshard:
+    if not parallel.reshard_after_forward:
         model.set_reshard_after_backward(last)
 
 
-def compiles(parallel: config.Parallel, runtime: Runtime, flops: float) -> tuple[bool, str]:
+def should_compile(parallel: config.ParallelConfig, runtime: Runtime, flops: float) -> tuple[bool, str]:
     """Whether the blocks of a run of so many FLOPs are compiled, and why."""
     missing = missing_compiler() if runtime.device.type == "cpu" else ""
     if parallel.compile == "on" and missing:

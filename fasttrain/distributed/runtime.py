@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fasttrain import config
 from fasttrain.distributed.allocator import keep_freed_memory
-from fasttrain.distributed.hang_detector import RollCall, reserve
+from fasttrain.distributed.hang_detector import HangDetector, reserve
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -34,11 +34,28 @@ class Runtime:
     device: torch.device
     precision: str  # fp32, bf16 or fp16
     rank: int
-    world: int
-    mesh: DeviceMesh  # (shard,), or (replicate, shard) for HSDP
-    files: dist.ProcessGroup  # gloo, for what is said about files, beside the collectives of a step
-    figures: dist.ProcessGroup  # gloo, for what ranks tell each other about their speed
-    roll_call: RollCall
+    world_size: int
+    mesh: DeviceMesh  # (dp_shard,), or (dp_replicate, dp_shard) for HSDP
+    checkpoint_group: dist.ProcessGroup  # gloo, for what is said about files, beside the collectives of a step
+    monitor_group: dist.ProcessGroup  # gloo, for what ranks tell each other about their speed
+    hang_detector: HangDetector
+
+    @property
+    def dp_rank(self) -> int:
+        """Which share of a step's batch is this rank's."""
+        return self.rank
+
+    @property
+    def dp_size(self) -> int:
+        """How many ranks share a step's batch: as yet, all."""
+        return self.world_size
+
+    @property
+    def dp_group(self) -> dist.ProcessGroup:
+        """The ranks that share a step's batch."""
+        group = dist.group.WORLD
+        assert group is not None
+        return group
 
     @property
     def dtype(self) -> torch.dtype:
@@ -46,20 +63,20 @@ class Runtime:
         return DTYPES[self.precision]
 
     @property
-    def is_first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this rank writes and prints."""
         return self.rank == 0
 
 
 @contextmanager
-def start(parallel: config.Parallel) -> Iterator[Runtime]:
+def start(parallel: config.ParallelConfig) -> Iterator[Runtime]:
     """Join the ranks of the run; leave them at the end."""
-    rank, world, local = (int(os.environ.get(name, default)) for name, default in _ENVIRONMENT)
+    rank, world_size, local = (int(os.environ.get(name, default)) for name, default in _ENVIRONMENT)
     device = _device(parallel.device, local)
-    if world % parallel.replicas:
+    if world_size % parallel.dp_replicate:
         raise ValueError(
-            f"parallel.replicas ({parallel.replicas}) must divide the number of ranks, {world}; "
-            f"start {parallel.replicas} times the ranks that share the weights (torchrun --nproc_per_node)"
+            f"parallel.dp_replicate ({parallel.dp_replicate}) must divide the number of ranks, {world_size}; "
+            f"start {parallel.dp_replicate} times the ranks that shard the weights (torchrun --nproc_per_node)"
         )
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -69,7 +86,7 @@ def start(parallel: config.Parallel) -> Iterator[Runtime]:
     timeout = timedelta(seconds=parallel.timeout - reserve(parallel.timeout))
     if "RANK" in os.environ:
         _end_with_parent()
-        store: dist.Store = _store_of_this_start(rank, world, timedelta(seconds=parallel.timeout))
+        store: dist.Store = _store_of_this_start(rank, world_size, timedelta(seconds=parallel.timeout))
         backend = "nccl" if device.type == "cuda" else "gloo"
     else:
         store = dist.HashStore()
@@ -78,21 +95,23 @@ def start(parallel: config.Parallel) -> Iterator[Runtime]:
         backend,
         store=store,
         rank=rank,
-        world_size=world,
+        world_size=world_size,
         timeout=timeout,
-        device_id=device if backend == "nccl" and world > 1 else None,
+        device_id=device if backend == "nccl" and world_size > 1 else None,
     )
     try:
-        with RollCall(dist.PrefixStore("roll call", store), rank, world, parallel.timeout) as roll_call:
+        with HangDetector(
+            dist.PrefixStore("hang detector", store), rank, world_size, parallel.timeout
+        ) as hang_detector:
             yield Runtime(
                 device=device,
-                precision=chosen_precision(parallel.precision, device),
+                precision=resolve_precision(parallel.precision, device),
                 rank=rank,
-                world=world,
-                mesh=_mesh(device, world, parallel.replicas),
-                files=dist.new_group(backend="gloo", timeout=timeout),
-                figures=dist.new_group(backend="gloo", timeout=timeout),
-                roll_call=roll_call,
+                world_size=world_size,
+                mesh=_mesh(device, world_size, parallel.dp_replicate),
+                checkpoint_group=dist.new_group(backend="gloo", timeout=timeout),
+                monitor_group=dist.new_group(backend="gloo", timeout=timeout),
+                hang_detector=hang_detector,
             )
     finally:
         dist.destroy_process_group()
@@ -118,7 +137,7 @@ def _device(asked: str, local: int) -> torch.device:
     return torch.device("cuda", local)
 
 
-def chosen_precision(asked: str, device: torch.device) -> str:
+def resolve_precision(asked: str, device: torch.device) -> str:
     """What parallel.precision means on a device."""
     if asked != "auto":
         return asked
@@ -127,24 +146,26 @@ def chosen_precision(asked: str, device: torch.device) -> str:
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
-def _mesh(device: torch.device, world: int, replicas: int) -> DeviceMesh:
-    if replicas == 1:
-        return init_device_mesh(device.type, (world,), mesh_dim_names=("shard",))
-    return init_device_mesh(device.type, (replicas, world // replicas), mesh_dim_names=("replicate", "shard"))
+def _mesh(device: torch.device, world_size: int, dp_replicate: int) -> DeviceMesh:
+    if dp_replicate == 1:
+        return init_device_mesh(device.type, (world_size,), mesh_dim_names=("dp_shard",))
+    return init_device_mesh(
+        device.type, (dp_replicate, world_size // dp_replicate), mesh_dim_names=("dp_replicate", "dp_shard")
+    )
 
 
-def _store_of_this_start(rank: int, world: int, timeout: timedelta) -> dist.Store:
+def _store_of_this_start(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     """Where ranks find each other's addresses, with a prefix that no earlier start of the run has used.
 
     torchrun keeps its store when it starts ranks again, and a rank then finds the address of one that is dead (pytorch
     issues 135712 and 167288; its count of restarts differs between nodes and cannot be the prefix). So rank 0 invents a
     name, and every other rank takes it only once a living rank 0 has echoed what that rank has just invented itself.
     """
-    store, _, _ = next(dist.rendezvous("env://", rank, world, timeout=timeout))
+    store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
     own = uuid.uuid4().hex
     if rank == 0:
         store.set(_NAME, own)
-        for other in range(1, world):
+        for other in range(1, world_size):
             store.set(f"{own}/echo/{other}", store.get(f"{own}/{other}"))
         return dist.PrefixStore(own, store)
     deadline = time.monotonic() + timeout.total_seconds()

@@ -14,16 +14,17 @@ from tokenizers import Tokenizer
 
 from fasttrain.checkpoint import Checkpoint
 from fasttrain.checkpoint.state import saved_tensors
-from fasttrain.config import Config, from_toml
+from fasttrain.config import Config
+from fasttrain.config_toml import from_toml
 from fasttrain.data import AnyDataset, TrainingData
 from fasttrain.data.formats.dataset import SEPARATORS
-from fasttrain.data.segments import NAME as BATCHES
-from fasttrain.data.segments import stretch_at
+from fasttrain.data.segments import segment_at
 from fasttrain.disk import free_bytes
 from fasttrain.hf.directory import whole
 from fasttrain.hf.names import huggingface_config
 from fasttrain.hf.weights import DTYPES, Weights, weights
-from fasttrain.metrics import read_incidents, read_validations
+from fasttrain.metrics import read_events, read_validations
+from fasttrain.rundir import RunDir
 
 WITHOUT = "none"  # as --tokenizer
 
@@ -59,10 +60,10 @@ def describe(checkpoint: Checkpoint, tokenizer: str | None = None) -> Source:
         )
     path = _tokenizer_path(data, tokenizer)
     separator, text = _separator(path, data, vocab)
-    starts = [event for event in read_incidents(run) if event["kind"] in ("start", "resume")]
+    starts = [event for event in read_events(run) if event["kind"] in ("start", "resume")]
     return Source(
         checkpoint=checkpoint,
-        settings=from_toml(checkpoint.facts["config"]),
+        settings=from_toml(checkpoint.metadata["config"]),
         vocab=vocab,
         data=data,
         tokenizer=path,
@@ -75,10 +76,10 @@ def describe(checkpoint: Checkpoint, tokenizer: str | None = None) -> Source:
 
 def _data(run: Path, step: int) -> tuple[TrainingData | None, str]:
     """What the run trained on, or why nobody knows."""
-    if not (run / BATCHES).exists():
-        return None, f"{run} has no {BATCHES} to say where that is"
+    if not (segments := RunDir(run).segments).exists():
+        return None, f"{run} has no {segments.name} to say where that is"
     try:
-        return stretch_at(run, max(step - 1, 0)).open(), ""
+        return segment_at(run, max(step - 1, 0)).open(), ""
     except (ValueError, OSError) as error:
         return None, str(error)
 
@@ -228,11 +229,11 @@ def _facts(source: Source, weights: Weights) -> Iterator[tuple[str, Any]]:
     checkpoint, settings = source.checkpoint, source.settings
     yield "parameters", f"{weights.parameters:,}, as {str(weights.dtype).removeprefix('torch.')}"
     yield "step", f"{checkpoint.step:,} of {settings.batch.steps:,}"
-    yield "tokens", f"{checkpoint.facts['progress']['tokens']:,}"
+    yield "tokens", f"{checkpoint.metadata['progress']['tokens']:,}"
     yield "sequence", f"{settings.data.sequence:,} tokens"
     if settings.from_hf is not None:
         yield "started from", settings.from_hf.name
-    for name, digest in checkpoint.facts["datasets"].items():
+    for name, digest in checkpoint.metadata["datasets"].items():
         yield f"data{f' {name}' if name else ''}", f"{_about(source, name)}sha256 {digest}"
     for line in source.validations:
         figures = {"loss": 4, "perplexity": 2, "bits_per_byte": 4, "accuracy": 4}
@@ -240,10 +241,10 @@ def _facts(source: Source, weights: Weights) -> Iterator[tuple[str, Any]]:
         yield f"validation, {line['set']}", ", ".join(known)
     if not source.validations and checkpoint.loss is not None:
         yield "validation", f"loss {checkpoint.loss:.4f}"
-    ranks = checkpoint.facts["world"]
+    ranks = checkpoint.metadata["world_size"]
     on = f" on {source.hardware}" if source.hardware else ""
     yield "trained on", f"{ranks} rank{'s' * (ranks != 1)}{on}, precision {settings.parallel.precision}"
-    yield "versions", ", ".join(f"{name} {version}" for name, version in checkpoint.facts["versions"].items())
+    yield "versions", ", ".join(f"{name} {version}" for name, version in checkpoint.metadata["versions"].items())
 
 
 def _about(source: Source, name: str) -> str:

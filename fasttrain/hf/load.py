@@ -171,7 +171,7 @@ def _check_tied(tensors: _Tensors, embedding: _Piece) -> None:
             )
 
 
-def tokenizer_doubts(directory: Path, data: TrainingData) -> str:
+def tokenizer_warning(directory: Path, data: TrainingData) -> str:
     """What speaks against the data having the tokenizer of the checkpoint; empty: nothing. Other tokens: an error."""
     from tokenizers import Tokenizer
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from fasttrain import config
 
 
-def huggingface_config(model: config.Model, *, vocab: int, sequence: int) -> dict[str, Any]:
+def huggingface_config(model: config.ModelConfig, *, vocab: int, sequence: int) -> dict[str, Any]:
     """What config.json says of the architecture: the keyword arguments of Qwen3Config or LlamaConfig."""
     family = "Qwen3" if model.qk_norm else "Llama"
     return {
@@ -38,7 +38,7 @@ def huggingface_config(model: config.Model, *, vocab: int, sequence: int) -> dic
     }
 
 
-def to_huggingface(state: Mapping[str, Tensor], model: config.Model) -> dict[str, Tensor]:
+def to_huggingface(state: Mapping[str, Tensor], model: config.ModelConfig) -> dict[str, Tensor]:
     """The decoder's state dict under Transformers' names. Split projections are views of the packed ones."""
     result: dict[str, Tensor] = {}
     for ours, theirs in parts(model, {name: len(tensor) for name, tensor in state.items()}).items():
@@ -46,7 +46,7 @@ def to_huggingface(state: Mapping[str, Tensor], model: config.Model) -> dict[str
     return result
 
 
-def from_huggingface(state: Mapping[str, Tensor], model: config.Model) -> dict[str, Tensor]:
+def from_huggingface(state: Mapping[str, Tensor], model: config.ModelConfig) -> dict[str, Tensor]:
     """A state dict of Transformers under the decoder's names, packed."""
     return {
         ours: state[theirs] if isinstance(theirs, str) else torch.cat([state[name] for name in theirs])
@@ -54,13 +54,13 @@ def from_huggingface(state: Mapping[str, Tensor], model: config.Model) -> dict[s
     }
 
 
-def parts(model: config.Model, rows: Mapping[str, int]) -> dict[str, dict[str, int]]:
+def parts(model: config.ModelConfig, rows: Mapping[str, int]) -> dict[str, dict[str, int]]:
     """Of each of our tensors, which has so many rows: Transformers' ones that it consists of, with theirs."""
     names = _names(model).items()
     return {ours: {theirs: rows[ours]} if isinstance(theirs, str) else theirs for ours, theirs in names}
 
 
-def _names(model: config.Model) -> dict[str, str | dict[str, int]]:
+def _names(model: config.ModelConfig) -> dict[str, str | dict[str, int]]:
     """Our names, and Transformers': one, or those that a packed matrix consists of, with their rows."""
     q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
     names: dict[str, str | dict[str, int]] = {

@@ -85,7 +85,7 @@ class Weights:
                     yield theirs, part.to(self.dtype)
 
 
-def weights(checkpoint: Checkpoint, model: config.Model, dtype: torch.dtype) -> Weights:
+def weights(checkpoint: Checkpoint, model: config.ModelConfig, dtype: torch.dtype) -> Weights:
     """Those of a checkpoint; reads its metadata only."""
     saved = {
         name.removeprefix("model."): tuple(tensor.size)

@@ -3,7 +3,7 @@
     step 120/400 ━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ lr 2.4e-03  eta 1:12
     loss 3.214  norm 0.81  15.2k tok/s  MFU 41%  mem 0.9 GB  data 0.1%
     loss ██▇▆▅▄▄▃▃▂▂▂▂▁▁▁
-    last incident: step 97: the loss spiked ...
+    last event: step 97: the loss spiked ...
 
 Validations and notes are lines that stay, above the live ones. The speed is that of the last steps (pace.py), so that
 neither compilation nor a hiccup decides about the time that is left; loss and norm are of this step alone. The curve is
@@ -16,7 +16,6 @@ warning, and not the run.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from time import monotonic
 
@@ -27,8 +26,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fasttrain import config
+from fasttrain.events import Event, EventKind, Severity
 from fasttrain.metrics.pace import Pace
 from fasttrain.metrics.sparkline import Sparkline
+from fasttrain.units import clock, count, fixed, percent
 
 _REFRESH = 0.2  # seconds between drawings of the live view, each of which takes about 1 ms
 _BAR = 10  # columns that the progress bar has at least
@@ -43,15 +44,15 @@ class Display:
 
     def __init__(
         self,
-        log: config.Log,
+        log: config.LogConfig,
         *,
         steps: int,  # of the whole run
-        rank: int,
+        is_main: bool,
         console: Console | None = None,  # None: stdout
     ) -> None:
         self._console = console or Console()
-        self._steps, self._every, self._silent = steps, log.every, rank != 0
-        self._pace, self._losses, self._incident = Pace(), Sparkline(), ""
+        self._steps, self._every, self._silent = steps, log.every, not is_main
+        self._pace, self._losses, self._event = Pace(), Sparkline(), ""
         self._live: Live | None = None
         self._drawn = 0.0
         self._warned = False
@@ -69,13 +70,11 @@ class Display:
         elif last or step % self._every == 0:
             self._print(self._line(step, values))
 
-    def validation(
-        self, step: int, name: str, *, loss: float, perplexity: float, bits_per_byte: float | None = None
-    ) -> None:
+    def validation(self, step: int, name: str, values: Mapping[str, float]) -> None:
         """A line that stays."""
-        figures = f"loss {_fixed(loss, 3)}  perplexity {_fixed(perplexity, 2)}"
-        if bits_per_byte is not None:
-            figures += f"  bits/byte {_fixed(bits_per_byte, 3)}"
+        figures = f"loss {fixed(values['loss'], 3)}  perplexity {fixed(values['perplexity'], 2)}"
+        if "bits_per_byte" in values:
+            figures += f"  bits/byte {fixed(values['bits_per_byte'], 3)}"
         self.note(f"step {self._count(step)}  validation {name}  {figures}")
 
     def note(self, text: str) -> None:
@@ -83,9 +82,14 @@ class Display:
         if not self._silent:
             self._print(text)
 
-    def incident(self, text: str) -> None:
-        """A line that stays, and that the live view repeats until the next one."""
-        self._incident = " ".join(text.split())
+    def event(self, event: Event) -> None:
+        """A line that stays, and that the live view repeats until the next one if it is more than information."""
+        if event.kind == EventKind.SAMPLE:
+            self.note(f"a sample:\n{event.text}\n")
+            return
+        text = f"step {event.step}: {event.text}"
+        if event.severity is not Severity.INFO:
+            self._event = " ".join(text.split())
         self.note(text)
 
     def close(self) -> None:
@@ -135,8 +139,8 @@ class Display:
         lines = [_joined(shown)]
         if not ascii_only and (curve := self._losses.text(min(columns, _CURVE) - len("loss "))):
             lines.append(f"loss {curve}")
-        if self._incident:
-            lines.append(f"last incident: {self._incident}")
+        if self._event:
+            lines.append(f"last event: {self._event}")
         overflow: OverflowMethod = "crop" if ascii_only else "ellipsis"
         return Group(top, *(Text(line, no_wrap=True, overflow=overflow) for line in lines))
 
@@ -163,48 +167,16 @@ class Display:
     def _figures(self, step: int, values: Mapping[str, float]) -> dict[str, str]:
         """Each as wide as it usually gets, so that the lines of a log are columns."""
         return {
-            "loss": f"{_fixed(values['loss'], 3):>6}",
-            "norm": f"{_fixed(values['grad_norm'], 2):>5}",
+            "loss": f"{fixed(values['loss'], 3):>6}",
+            "norm": f"{fixed(values['grad_norm'], 2):>5}",
             "lr": f"{values['lr']:.1e}",
-            "speed": f"{_short(self._pace.tokens_per_second):>5} tok/s",
-            "MFU": f"{_percent(self._pace.mfu):>4}",
-            "mem": f"{_fixed(values['memory'] / 1e9, 1):>5} GB",
-            "data": f"{_percent(self._pace.data_share):>4}",
-            "eta": f"{_clock(self._pace.remaining(self._steps - step)):>8}",
+            "speed": f"{count(self._pace.tokens_per_second, 3):>5} tok/s",
+            "MFU": f"{percent(self._pace.mfu):>4}",
+            "mem": f"{fixed(values['memory'] / 1e9, 1):>5} GB",
+            "data": f"{percent(self._pace.data_share):>4}",
+            "eta": f"{clock(self._pace.remaining(self._steps - step)):>8}",
         }
 
 
 def _joined(figures: Mapping[str, str]) -> str:
     return "  ".join(text if name == "speed" else f"{name} {text}" for name, text in figures.items())
-
-
-def _fixed(value: float, decimals: int) -> str:
-    """3.214; 340 from a hundred on; 5.0e+30 from a hundred thousand on; nan and inf as such."""
-    if abs(value) >= 1e5 and math.isfinite(value):
-        return f"{value:.1e}"
-    return f"{value:.{0 if abs(value) >= 100 else decimals}f}"
-
-
-def _short(value: float) -> str:
-    """724, 15.2k, 1.31M: three digits."""
-    if value < 999.5:
-        return f"{value:.0f}"
-    value, unit = (value / 1e3, "k") if value < 999_500 else (value / 1e6, "M")
-    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}{unit}"
-
-
-def _percent(share: float) -> str:
-    """41%, and 1.2% below ten."""
-    return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
-
-
-def _clock(seconds: float | None) -> str:
-    """1:12, 2:01:05, 3d 04:12; --:-- when it is too early to say."""
-    if seconds is None:
-        return "--:--"
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{days}d {hour:02}:{minute:02}"
-    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"

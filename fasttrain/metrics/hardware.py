@@ -19,7 +19,7 @@ from time import perf_counter
 import torch
 
 from fasttrain.gpus import gpu_of_device
-from fasttrain.metrics.step_timer import Stopwatch
+from fasttrain.metrics.step_timer import StepTimer
 
 _SECONDS = 0.3  # of measuring
 # Rows of the measured matrices: doubled while a product takes less than so many seconds, or while that still helps and
@@ -95,7 +95,7 @@ def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _product_seconds(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> float:
-    watch = Stopwatch(a.device)
+    timer = StepTimer(a.device)
     torch.mm(a, b, out=out)
-    watch.mark("product")
-    return watch.split()["product"]
+    timer.mark("product")
+    return timer.split()["product"]

@@ -2,7 +2,7 @@
 
     RUN/metrics.jsonl      {"step": 120, "time": 1767225600.0, "loss": 3.214, ...}     one line per step
     RUN/validation.jsonl   {"step": 100, "time": ..., "set": "held-out", "loss": ...}  one line per set and validation
-    RUN/incidents.jsonl    {"step": 117, "time": ..., "tokens": ..., "kind": "spike", "text": ..., "action": ...,
+    RUN/events.jsonl       {"step": 117, "time": ..., "tokens": ..., "kind": "spike", "text": ..., "action": ...,
                             "evidence": {...}, "documents": [...]}                     one line per event
 
 Lines are only ever appended, each with a single write, so that a killed process loses at most the line that it was
@@ -16,30 +16,16 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-METRICS, VALIDATION, INCIDENTS = "metrics.jsonl", "validation.jsonl", "incidents.jsonl"
-EVALUATIONS = "evaluations.jsonl"  # fasttrain eval: a line for each set or task, and each time
+from fasttrain.events import Event
+from fasttrain.rundir import RunDir
 
 _LONGEST_LINES = 1 << 18  # bytes: more than the last few lines have
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """Something that happened in a run."""
-
-    step: int  # steps done
-    tokens: int  # trained on by then
-    kind: str
-    text: str  # for people
-    action: str = ""  # what the run does about it; empty: nothing
-    evidence: Mapping[str, Any] = field(default_factory=dict)  # JSON
-    documents: Sequence[str] = ()  # that are involved
 
 
 class LineFile:
@@ -69,10 +55,10 @@ class LineFile:
 class JsonLines:
     """The sink of a run's JSON lines."""
 
-    def __init__(self, run: Path) -> None:
-        run.mkdir(parents=True, exist_ok=True)
-        self._metrics, self._validation, self._incidents = (
-            LineFile(run / name) for name in (METRICS, VALIDATION, INCIDENTS)
+    def __init__(self, rundir: RunDir) -> None:
+        rundir.path.mkdir(parents=True, exist_ok=True)
+        self._metrics, self._validation, self._events = map(
+            LineFile, (rundir.metrics, rundir.validations, rundir.events)
         )
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
@@ -82,40 +68,40 @@ class JsonLines:
         self._validation.append({"step": step, "time": time.time(), "set": name, **values})
 
     def event(self, event: Event) -> None:
-        self._incidents.append({"step": event.step, "time": time.time(), **asdict(event)})
+        self._events.append(event.line())
 
     def close(self, exit_code: int) -> None:
-        for file in (self._metrics, self._validation, self._incidents):
+        for file in (self._metrics, self._validation, self._events):
             file.close()
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """The steps of a run in order, each once. Values that were not finite are nan, and named in "nonfinite"."""
-    return _as_it_stands(_lines(run / METRICS))
+    return _as_it_stands(_lines(RunDir(run).metrics))
 
 
-def read_incidents(run: Path) -> list[dict[str, Any]]:
+def read_events(run: Path) -> list[dict[str, Any]]:
     """The events of a run in the order in which they happened, also of steps that it took back."""
-    return _lines(run / INCIDENTS)
+    return _lines(RunDir(run).events)
 
 
 def read_validations(run: Path) -> list[dict[str, Any]]:
     """The validations of a run in order, each set once per step."""
     by_set: dict[str, list[dict[str, Any]]] = {}
-    for line in _lines(run / VALIDATION):
+    for line in _lines(RunDir(run).validations):
         by_set.setdefault(line["set"], []).append(line)
     return sorted((line for lines in by_set.values() for line in _as_it_stands(lines)), key=lambda line: line["step"])
 
 
 def read_evaluations(run: Path) -> list[dict[str, Any]]:
     """What fasttrain eval has found, in the order in which it was asked."""
-    return _lines(run / EVALUATIONS)
+    return _lines(RunDir(run).evaluations)
 
 
 def last_step(run: Path) -> int:
     """The step of the last line of metrics.jsonl, without reading the others; 0: there is none."""
     try:
-        with open(run / METRICS, "rb") as file:
+        with open(RunDir(run).metrics, "rb") as file:
             file.seek(max(file.seek(0, 2) - _LONGEST_LINES, 0))
             lines = file.read().splitlines()
     except FileNotFoundError:

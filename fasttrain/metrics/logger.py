@@ -1,23 +1,26 @@
-"""What a run leaves behind, step by step: one recorder, and a sink for each place that it writes to.
+"""What a run writes: one logger, and a sink for each place that it writes to.
 
-JSON lines are always written. The other sinks are for looking on, and no run dies of its onlookers: one that fails is
-dropped with a warning, and the rest goes on. A new one is a class with the four methods of Sink, and a line in SINKS:
-docs/metrics.md has an example.
+JSON lines are always written. The other sinks are for looking on, and no run dies of its onlookers. A new sink is a
+class with the four methods of Sink, and a line in SINKS: docs/metrics.md has an example.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fasttrain import config
-from fasttrain.metrics.jsonl import Event, JsonLines
+from fasttrain.config_toml import to_toml
+from fasttrain.events import Event
+from fasttrain.metrics.display import Display
+from fasttrain.metrics.jsonl import JsonLines
+from fasttrain.metrics.record import News, Note, Rewind, SavedNote, StepRecord, ValidationRecord
 from fasttrain.metrics.tensorboard import TensorBoard
 from fasttrain.metrics.weights_and_biases import WeightsAndBiases
+from fasttrain.rundir import RunDir
 
 _logger = logging.getLogger(__name__)
 
@@ -32,29 +35,20 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opening:
+class SinkOptions:
     """What a sink may want to know of a run."""
 
-    run: Path  # its directory
-    log: config.Log
+    run: RunDir
+    log: config.LogConfig
     config_toml: str  # the effective configuration
-    resume_step: int  # the last step that is kept, counted from 1; 0: a new run
+    resume_step: int  # steps that are kept; 0: a new run
 
 
-class Recorder:
-    """Writes on rank 0; on other ranks it takes everything and does nothing. Use as a context, or call close()."""
+class Sinks:
+    """All sinks of a run on the main rank; a sink that fails is dropped with a warning, and the others continue."""
 
-    def __init__(
-        self,
-        run: Path,
-        log: config.Log,
-        *,
-        config_toml: str,  # the effective configuration
-        resume_step: int,  # the last step that is kept, counted from 1; 0: a new run
-        rank: int,
-    ) -> None:
-        opening = Opening(run=run, log=log, config_toml=config_toml, resume_step=resume_step)
-        opened = [open_sink(opening) for open_sink in SINKS] if rank == 0 else []
+    def __init__(self, options: SinkOptions, *, is_main: bool) -> None:
+        opened = [open_sink(options) for open_sink in SINKS] if is_main else []
         self._sinks = [sink for sink in opened if sink is not None]
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
@@ -66,7 +60,6 @@ class Recorder:
         self._each("validation", step, name, values)
 
     def event(self, event: Event) -> None:
-        """Something that happened."""
         self._each("event", event)
 
     def close(self, exit_code: int = 0) -> None:
@@ -79,35 +72,96 @@ class Recorder:
             try:
                 getattr(sink, method)(*arguments)
             except Exception as error:
-                if isinstance(sink, JsonLines):  # which deals with the disk itself: this is a mistake of the caller
+                if isinstance(sink, JsonLines):  # which handles a full disk itself: this is a mistake of the caller
                     raise
                 self._sinks.remove(sink)
                 name = type(sink).__name__
-                _logger.warning("metrics: goes on without %s, which failed: %s: %s", name, type(error).__name__, error)
-
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        self.close(0 if kind is None else 1)
+                _logger.warning(
+                    "metrics: continues without %s, which failed: %s: %s", name, type(error).__name__, error
+                )
 
 
-def _json_lines(opening: Opening) -> Sink:
-    return JsonLines(opening.run)
+class RunLogger:
+    """Writes what happens in a run to the terminal and to the sinks. It decides nothing.
+
+    The loop calls write() once a step, with the news of that step in their order. Every rank has a logger, and that of
+    the main rank writes.
+    """
+
+    def __init__(
+        self,
+        settings: config.Config,
+        *,
+        step: int,  # steps completed
+        tokens: int,  # trained on by then
+        is_main: bool,
+        refresh_report: Callable[[bool], None] = lambda running: None,
+    ) -> None:
+        self._settings, self._is_main, self._refresh_report = settings, is_main, refresh_report
+        self._step, self._tokens = step, tokens
+        self._sinks = self._open_sinks(step)
+        self._display = Display(settings.log, steps=settings.batch.steps, is_main=is_main)
+
+    def write(self, news: Iterable[News]) -> None:
+        for item in news:
+            match item:
+                case StepRecord():
+                    self._sinks.step(item.step, item.values)
+                    self._display.step(item.step, item.values)
+                case ValidationRecord():
+                    self._sinks.validation(*item)
+                    self._display.validation(*item)
+                case Event():
+                    self._sinks.event(replace(item, tokens=self._tokens_at(item.step), time=time.time()))
+                    self._display.event(item)
+                case Note():
+                    self._display.note(item.text)
+                case SavedNote():
+                    self._display.note(item.text)
+                    self._refresh_report(True)
+                case Rewind():
+                    self._sinks.close(0)
+                    self._sinks = self._open_sinks(item.step)
+
+    def close(self, exit_code: int) -> None:
+        self._display.close()
+        self._sinks.close(exit_code)
+        self._refresh_report(False)
+
+    def abandon(self) -> None:
+        """After an error: give the terminal back, and tell W&B. Nothing happens if it was closed."""
+        self._display.close()
+        self._sinks.close(1)
+
+    def _open_sinks(self, step: int) -> Sinks:
+        options = SinkOptions(
+            run=RunDir(self._settings.out),
+            log=self._settings.log,
+            config_toml=to_toml(self._settings),
+            resume_step=step,
+        )
+        return Sinks(options, is_main=self._is_main)
+
+    def _tokens_at(self, step: int) -> int:
+        return self._tokens + (step - self._step) * self._settings.batch.sequences * self._settings.data.sequence
 
 
-def _weights_and_biases(opening: Opening) -> Sink | None:
-    if not opening.log.wandb:
+def _json_lines(options: SinkOptions) -> Sink:
+    return JsonLines(options.run)
+
+
+def _weights_and_biases(options: SinkOptions) -> Sink | None:
+    if not options.log.wandb:
         return None
-    return WeightsAndBiases(opening.run, opening.log.wandb, config_toml=opening.config_toml)
+    return WeightsAndBiases(options.run, options.log.wandb, config_toml=options.config_toml)
 
 
-def _tensorboard(opening: Opening) -> Sink | None:
+def _tensorboard(options: SinkOptions) -> Sink | None:
     """On by default, so that its absence cannot be an error."""
-    if not opening.log.tensorboard:
+    if not options.log.tensorboard:
         return None
     try:
-        return TensorBoard(opening.run, config_toml=opening.config_toml, resume_step=opening.resume_step)
+        return TensorBoard(options.run, config_toml=options.config_toml, resume_step=options.resume_step)
     except ImportError:
         _logger.warning(
             "metrics: no TensorBoard events, tensorboard is not installed; pip install 'fasttrain[tensorboard]', "
@@ -117,4 +171,4 @@ def _tensorboard(opening: Opening) -> Sink | None:
 
 
 # Each opens its sink for a run, or gives None if the run does not ask for it.
-SINKS: list[Callable[[Opening], Sink | None]] = [_json_lines, _weights_and_biases, _tensorboard]
+SINKS: list[Callable[[SinkOptions], Sink | None]] = [_json_lines, _weights_and_biases, _tensorboard]

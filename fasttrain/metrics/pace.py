@@ -1,4 +1,4 @@
-"""How fast a run goes now: means over its last steps, without the first, which compiles."""
+"""How fast a run goes now: means over its last steps, without the first, which should_compile."""
 
 from __future__ import annotations
 

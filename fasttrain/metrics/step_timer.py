@@ -1,13 +1,13 @@
 """Where the time of a step goes: marks, and the seconds between them.
 
-    watch = Stopwatch(device)
+    timer = StepTimer(device)
     for step in ...:
         for micro in ...:
-            micro = next(batches);  watch.mark("data")
-            backward(micro);        watch.mark("forward_backward")
-        optimizer.step();           watch.mark("optimizer")
-        lap = watch.lap()
-        lap.seconds()  # {"data": 0.002, "forward_backward": 0.271, "optimizer": 0.018}
+            micro = next(batches);  timer.mark("data")
+            backward(micro);        timer.mark("forward_backward")
+        optimizer.step();           timer.mark("optimizer")
+        phases = timer.end_step()
+        phases.seconds()  # {"data": 0.002, "forward_backward": 0.271, "optimizer": 0.018}
 
 A mark closes the interval since the mark before it. So the parts of all laps add up to all of the time, and what
 happens after the last mark of a step belongs to the first part of the next.
@@ -27,7 +27,7 @@ import torch
 Instant = float | torch.cuda.Event
 
 
-class Lap:
+class PhaseTimes:
     """The marks of one step."""
 
     def __init__(self, names: Sequence[str], instants: Sequence[Instant]) -> None:
@@ -45,7 +45,7 @@ class Lap:
         return parts
 
 
-class Stopwatch:
+class StepTimer:
     """Runs from the moment that it is made."""
 
     def __init__(self, device: torch.device) -> None:
@@ -58,15 +58,15 @@ class Stopwatch:
         self._names.append(name)
         self._instants.append(self._now())
 
-    def lap(self) -> Lap:
+    def end_step(self) -> PhaseTimes:
         """The step ends with its last mark, and the next begins there."""
-        lap = Lap(self._names, self._instants)
+        phases = PhaseTimes(self._names, self._instants)
         self._names, self._instants = [], [self._instants[-1]]
-        return lap
+        return phases
 
     def split(self) -> dict[str, float]:
         """The seconds of a lap at once, for code outside the loop: waits for a GPU."""
-        return self.lap().seconds()
+        return self.end_step().seconds()
 
 
 def _event_clock(device: torch.device) -> Callable[[], Instant]:

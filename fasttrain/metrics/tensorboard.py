@@ -12,10 +12,10 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from fasttrain.metrics.jsonl import Event
+from fasttrain.events import Event
+from fasttrain.rundir import RunDir
 
 _QUEUE = 1000  # events that may wait for the disk before the loop does
 _FLUSH = 10  # seconds: what a kill can lose, and how far behind the charts are
@@ -24,11 +24,11 @@ _FLUSH = 10  # seconds: what a kill can lose, and how far behind the charts are
 class TensorBoard:
     """The sink of TensorBoard's event files. Raises ImportError where tensorboard is not installed."""
 
-    def __init__(self, run: Path, *, config_toml: str, resume_step: int) -> None:
+    def __init__(self, run: RunDir, *, config_toml: str, resume_step: int) -> None:
         writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         self._summary = importlib.import_module("tensorboard.compat.proto.summary_pb2").Summary
         self._writer: Any = writer(
-            log_dir=str(run / "tensorboard"),
+            log_dir=str(run.tensorboard),
             purge_step=resume_step + 1,  # hides what an earlier process did after the checkpoint
             max_queue=_QUEUE,
             flush_secs=_FLUSH,
@@ -44,11 +44,11 @@ class TensorBoard:
     def event(self, event: Event) -> None:
         """A mark among the curves, at its step, and its text."""
         documents = {"documents": list(event.documents)} if event.documents else {}
-        facts = {"action": event.action or "none", **event.evidence, **documents}
-        details = "".join(f"\n- {name}: {json.dumps(fact)}" for name, fact in facts.items())
-        tag = f"incidents/{event.kind}"
+        details = {"action": event.action or "none", **event.evidence, **documents}
+        lines = "".join(f"\n- {name}: {json.dumps(detail)}" for name, detail in details.items())
+        tag = f"events/{event.kind}"
         self._add(event.step, {tag: 1.0})
-        self._writer.add_text(tag, f"{event.text}\n{details}", event.step)
+        self._writer.add_text(tag, f"{event.text}\n{lines}", event.step)
         self._writer.flush()
 
     def _add(self, step: int, tags: Mapping[str, float]) -> None:

@@ -10,16 +10,16 @@ import importlib
 import json
 import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from fasttrain.metrics.jsonl import Event
+from fasttrain.events import Event
+from fasttrain.rundir import RunDir
 
 
 class WeightsAndBiases:
     """The sink of a W&B project. WANDB_MODE=offline and the other variables of W&B work as ever."""
 
-    def __init__(self, run: Path, project: str, *, config_toml: str) -> None:
+    def __init__(self, run: RunDir, project: str, *, config_toml: str) -> None:
         try:
             wandb = importlib.import_module("wandb")
         except ImportError as error:
@@ -30,8 +30,8 @@ class WeightsAndBiases:
         try:
             self._run: Any = wandb.init(
                 project=project,
-                name=run.name,
-                dir=str(run),
+                name=run.path.name,
+                dir=str(run.path),
                 id=_stored_id(run, project),
                 resume="allow",
                 config=tomllib.loads(config_toml),
@@ -39,10 +39,10 @@ class WeightsAndBiases:
             )
         except Exception as error:  # no key, no network, no such project: the user's to mend
             raise ValueError(
-                f"log.wandb is {project!r}, and W&B does not begin: {error}; wandb login, or WANDB_MODE=offline and "
+                f"log.wandb is {project!r}, and could not start W&B: {error}; wandb login, or WANDB_MODE=offline and "
                 'wandb sync later, or set log.wandb to ""'
             ) from error
-        (run / "wandb.json").write_text(json.dumps({"project": project, "id": self._run.id}) + "\n")
+        run.wandb.write_text(json.dumps({"project": project, "id": self._run.id}) + "\n")
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
 
@@ -60,10 +60,10 @@ class WeightsAndBiases:
         self._run.finish(exit_code=exit_code)
 
 
-def _stored_id(run: Path, project: str) -> str | None:
+def _stored_id(run: RunDir, project: str) -> str | None:
     """None: a new id. That of another project means nothing in this one."""
     try:
-        stored = json.loads((run / "wandb.json").read_text())
+        stored = json.loads(run.wandb.read_text())
     except (FileNotFoundError, ValueError):
         return None
     return stored["id"] if stored["project"] == project else None

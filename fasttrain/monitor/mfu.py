@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from fasttrain import config
+from fasttrain.metrics import StepRecord
 
 LOW = 0.3  # MFU below which an explanation is due
 
@@ -35,7 +36,7 @@ class Cause:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class MfuContext:
     """What is known of a run: its settings, what it runs on, and the medians of some of its steps."""
 
     settings: config.Config
@@ -47,7 +48,8 @@ class Facts:
     device: str  # cpu or cuda
     precision: str
     compiled: bool
-    world: int
+    dp_size: int
+    device_memory: float = 0.0  # bytes of the device; 0: unknown
     memory: float = 0.0  # share of the device's memory that is used; 0: unknown
     sensors: Mapping[str, float] | None = None
 
@@ -59,103 +61,105 @@ class Facts:
     @property
     def micro_batches(self) -> int:
         """Of a rank's step."""
-        return self.settings.batch.sequences // (self.settings.batch.micro * self.world)
+        return self.settings.batch.sequences // (self.settings.batch.micro * self.dp_size)
 
     def share(self, *parts: str) -> float:
         return sum(self.split.get(part, 0.0) for part in parts) / self.seconds
 
 
-class Utilisation:
+class MfuMonitor:
     """observe() every step: once a process has found its pace, what its MFU is lost to, if it is low."""
 
     FIRST, STEPS = 10, 40  # steps that are not looked at, and steps whose medians are
 
-    def __init__(self, facts: Facts) -> None:
-        """facts: with everything but what is measured."""
-        self._facts, self._splits, self._mfus = facts, list[Mapping[str, float]](), list[float]()
+    def __init__(self, context: MfuContext) -> None:
+        """context: with everything but what is measured."""
+        self._context, self._splits, self._mfus = context, list[Mapping[str, float]](), list[float]()
 
-    def observe(
-        self, mfu: float, split: Mapping[str, float], *, memory: float, sensors: Mapping[str, float]
-    ) -> list[Cause]:
-        """Causes, largest first: after so many steps, and never again. split: without what is beside the step."""
+    def observe(self, record: StepRecord) -> list[Cause]:
+        """Causes, largest first: after so many steps, and never again."""
         if len(self._mfus) == self.FIRST + self.STEPS:
             return []
-        self._mfus.append(mfu)
-        self._splits.append(split)
+        self._mfus.append(record.mfu)
+        self._splits.append(record.step_phases)
         if len(self._mfus) < self.FIRST + self.STEPS:
             return []
         splits = self._splits[self.FIRST :]
         parts = {part: median(step.get(part, 0.0) for step in splits) for part in splits[-1]}
         seconds = median(sum(step.values()) for step in splits)
         usual = median(self._mfus[self.FIRST :])
-        return explain(replace(self._facts, mfu=usual, seconds=seconds, split=parts, memory=memory, sensors=sensors))
+        total = self._context.device_memory
+        memory = record.memory / total if total else 0.0
+        return explain(
+            replace(self._context, mfu=usual, seconds=seconds, split=parts, memory=memory, sensors=record.sensors)
+        )
 
 
-def explain(facts: Facts) -> list[Cause]:
+def explain(context: MfuContext) -> list[Cause]:
     """Causes by the share of the time that they cost; [] if the MFU is not low."""
-    if facts.mfu >= LOW:
+    if context.mfu >= LOW:
         return []
-    causes = [cause for find in _FINDERS if (cause := find(facts)) and cause.share >= _WORTH]
+    causes = [cause for find in _FINDERS if (cause := find(context)) and cause.share >= _WORTH]
     causes.sort(key=lambda cause: -cause.share)
     kept = _IDEAL
     for cause in causes:
         kept *= 1 - min(cause.share, 0.99)
-    if kept > 2 * facts.mfu:
-        causes.append(_unexplained(facts, kept))
+    if kept > 2 * context.mfu:
+        causes.append(_unexplained(context, kept))
     return causes
 
 
-def _data(facts: Facts) -> Cause:
+def _data(context: MfuContext) -> Cause:
     return Cause(
-        share=facts.share("data"),
+        share=context.share("data"),
         evidence="waiting for data",
         remedy="put data.path on a local disk, raise data.prefetch, or give the process more cores",
     )
 
 
-def _wait(facts: Facts) -> Cause:
+def _wait(context: MfuContext) -> Cause:
     return Cause(
-        share=facts.share("wait"),
+        share=context.share("wait"),
         evidence="waiting for other ranks",
-        remedy="look for the slow rank in the incidents; a faster network; parallel.replicas = number of nodes",
+        remedy="look for the slow rank in the incidents; a faster network; parallel.dp_replicate = number of nodes",
     )
 
 
-def _optimizer(facts: Facts) -> Cause | None:
+def _optimizer(context: MfuContext) -> Cause | None:
     # Reading and writing 16 bytes per parameter takes as long for any batch: a small one does not pay for it
-    share = facts.share("optimizer") - 0.05
+    share = context.share("optimizer") - 0.05
     return Cause(
         share=share,
-        evidence=f"the update, after only {facts.tokens * facts.micro_batches:,} tokens of a rank",
+        evidence=f"the update, after only {context.tokens * context.micro_batches:,} tokens of a rank",
         remedy="raise batch.sequences",
     )
 
 
-def _launches(facts: Facts) -> Cause | None:
+def _launches(context: MfuContext) -> Cause | None:
     """Small matrices: the device waits for the next kernel longer than it computes."""
-    ideal = 2 * facts.parameters * facts.tokens / facts.peak
-    launching = _LAUNCHING[facts.device, facts.compiled]
+    ideal = 2 * context.parameters * context.tokens / context.peak
+    launching = _LAUNCHING[context.device, context.compiled]
     share = max(launching - ideal, 0.0) / max(launching, ideal)
-    room = f", and {1 - facts.memory:.0%} of the memory is free" if facts.memory else ""
-    compiling = "" if facts.compiled else " and set parallel.compile to on"
+    room = f", and {1 - context.memory:.0%} of the memory is free" if context.memory else ""
+    compiling = "" if context.compiled else " and set parallel.compile to on"
     return Cause(
         share=share,
         evidence=(
-            f"calling ops: a block's forward pass over {facts.tokens:,} tokens is {ideal * 1e6:,.0f} us of work "
-            f"at hidden {facts.settings.model.hidden}{room} (estimate)"
+            f"calling ops: a block's forward pass over {context.tokens:,} tokens is {ideal * 1e6:,.0f} us of work "
+            f"at hidden {context.settings.model.hidden}{room} (estimate)"
         ),
         remedy=f"raise batch.micro{compiling}",
     )
 
 
-def _uncompiled(facts: Facts) -> Cause | None:
-    if facts.compiled or facts.device == "cpu":
+def _uncompiled(context: MfuContext) -> Cause | None:
+    if context.compiled or context.device == "cpu":
         return None
     return Cause(share=0.15, evidence="blocks are not compiled (estimate)", remedy="set parallel.compile to on")
 
 
-def _recomputing(facts: Facts) -> Cause:
-    recompute = facts.settings.parallel.recompute
+def _recomputing(context: MfuContext) -> Cause:
+    recompute = context.settings.parallel.recompute
     return Cause(
         share=_RECOMPUTED[recompute],
         evidence=f"parallel.recompute is {recompute}, which does not count as useful work",
@@ -163,8 +167,8 @@ def _recomputing(facts: Facts) -> Cause:
     )
 
 
-def _precision(facts: Facts) -> Cause | None:
-    if facts.device == "cpu" or facts.precision != "fp32":
+def _precision(context: MfuContext) -> Cause | None:
+    if context.device == "cpu" or context.precision != "fp32":
         return None
     return Cause(
         share=0.5,
@@ -173,24 +177,24 @@ def _precision(facts: Facts) -> Cause | None:
     )
 
 
-def _gathering(facts: Facts) -> Cause | None:
+def _gathering(context: MfuContext) -> Cause | None:
     """Each micro-batch gathers all weights anew: 2 bytes of them for each 2 * tokens FLOP."""
-    if facts.world == 1 or not facts.settings.parallel.reshard or facts.tokens >= 8192:
+    if context.dp_size == 1 or not context.settings.parallel.reshard_after_forward or context.tokens >= 8192:
         return None
     return Cause(
         share=0.1,
-        evidence=f"weights are gathered for each micro-batch of {facts.tokens:,} tokens (estimate)",
-        remedy="raise batch.micro, or set parallel.reshard to False",
+        evidence=f"weights are gathered for each micro-batch of {context.tokens:,} tokens (estimate)",
+        remedy="raise batch.micro, or set parallel.reshard_after_forward to False",
     )
 
 
-def _misaligned(facts: Facts) -> Cause | None:
-    model = facts.settings.model
+def _misaligned(context: MfuContext) -> Cause | None:
+    model = context.settings.model
     sizes = {"model.hidden": model.hidden, "model.ffn": model.ffn, "model.head_dim": model.head_dim}
     if model.vocab:
         sizes["model.vocab"] = model.vocab
     odd = [f"{name} ({size})" for name, size in sizes.items() if size % 8]
-    if facts.device == "cpu" or not odd:
+    if context.device == "cpu" or not odd:
         return None
     return Cause(
         share=0.3,
@@ -199,8 +203,8 @@ def _misaligned(facts: Facts) -> Cause | None:
     )
 
 
-def _throttled(facts: Facts) -> Cause | None:
-    sensors = facts.sensors or {}
+def _throttled(context: MfuContext) -> Cause | None:
+    sensors = context.sensors or {}
     reasons = [name.removeprefix("throttled_") for name, on in sensors.items() if name.startswith("throttled_") and on]
     if not reasons:
         return None
@@ -212,16 +216,16 @@ def _throttled(facts: Facts) -> Cause | None:
     )
 
 
-_FINDERS: tuple[Callable[[Facts], Cause | None], ...] = (
+_FINDERS: tuple[Callable[[MfuContext], Cause | None], ...] = (
     _data, _wait, _optimizer, _launches, _uncompiled, _recomputing, _precision, _gathering, _misaligned, _throttled,
 )  # fmt: skip
 
 
-def _unexplained(facts: Facts, kept: float) -> Cause:
-    idle = (facts.sensors or {}).get("utilisation", 1.0)
+def _unexplained(context: MfuContext, kept: float) -> Cause:
+    idle = (context.sensors or {}).get("utilisation", 1.0)
     hint = f" (it is busy for {idle:.0%} of the time)" if idle < 0.9 else ""
     return Cause(
-        share=1 - facts.mfu / kept,
-        evidence=f"nothing in the settings: they allow for an MFU of about {kept:.0%}, and it is {facts.mfu:.1%}",
+        share=1 - context.mfu / kept,
+        evidence=f"nothing in the settings: they allow for an MFU of about {kept:.0%}, and it is {context.mfu:.1%}",
         remedy=f"see whether other processes use the device{hint}, and profile a few steps",
     )

@@ -1,81 +1,91 @@
-"""All that is judged at every step, in one place: spikes, values that are not finite, the first loss, the envelope, and
-blocks that do not learn or explode.
+"""The monitor: every record of a step passes through all detectors, and comes back as events.
 
-Judged are sums over all ranks, so that every rank comes to the same conclusion at the same step.
+What is monitored are sums over all ranks, so that every rank comes to the same conclusion at the same step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 from fasttrain import config
+from fasttrain.events import Anomaly, Event, EventKind
+from fasttrain.metrics import StepRecord
+from fasttrain.monitor.mfu import MfuMonitor
 from fasttrain.monitor.sanity import Blocks, Envelope, first_loss_suspicion, pretrained_loss_suspicion
-from fasttrain.monitor.spikes import SpikeDetector, Verdict
+from fasttrain.monitor.speed import SpeedMonitor
+from fasttrain.monitor.spikes import SpikeDetector
 
-IN_A_ROW = 3  # losses that are not finite: one is a batch, whose update was left out; three are the weights
-
-
-class Incident(NamedTuple):
-    """For incidents.jsonl."""
-
-    kind: str
-    text: str
-    evidence: dict[str, Any]
-    action: str = ""
-    began: int | None = None  # the step in which it did, where the data may be to blame
+IN_A_ROW = 3  # losses that are not finite: one is a batch, whose update was skipped; three are the weights
+_BLOCKS = {"dead": EventKind.DEAD_BLOCK, "exploding": EventKind.EXPLODING_BLOCK}
+_KINDS = {"warning": EventKind.NORM, "spike": EventKind.SPIKE}
 
 
-class Alarm(NamedTuple):
-    """Something is to be done."""
+class Monitor:
+    """observe() every step; an event with an anomaly is one that the run has to handle."""
 
-    step: int  # that was judged
-    verdict: Verdict
-
-    @property
-    def first(self) -> int:
-        """The step in which it began."""
-        return self.step - max(self.verdict.steps, 1) + 1
-
-
-class Judges:
-    """observe() every step; `alarm` stays until somebody has seen to it and taken it away."""
-
-    def __init__(self, settings: config.Config, *, vocab: int, scaled: bool = False) -> None:
-        """scaled: fp16, whose loss scale now and then has an infinite norm."""
-        self._settings, self._vocab = settings, vocab
-        self._spikes = SpikeDetector(first=settings.watch.first, scaled=scaled)
-        self._envelope = Envelope(settings.watch.envelope)
+    def __init__(
+        self,
+        settings: config.Config,
+        *,
+        vocab: int,
+        scaled: bool = False,  # fp16, whose loss scale now and then has an infinite norm
+        documents_of: Callable[[range], Sequence[str]] = lambda _: (),  # what steps trained on
+        speed: SpeedMonitor | None = None,
+        mfu: MfuMonitor | None = None,
+    ) -> None:
+        self._settings, self._vocab, self._documents_of = settings, vocab, documents_of
+        self._spikes = SpikeDetector(first=settings.monitor.first, scaled=scaled)
+        self._envelope = Envelope(settings.monitor.envelope)
         self._blocks = Blocks()
         self._not_finite = 0  # in a row
-        self.alarm: Alarm | None = None
+        self._speed, self._mfu = speed, mfu
 
-    def observe(
-        self, step: int, tokens: int, loss: float, norm: float, block_norms: Sequence[float] = ()
-    ) -> Iterator[Incident]:
-        """What is new. step: from 0; tokens: of the run, with this step."""
-        if step == 0 and (suspicion := self._first_loss_suspicion(loss)):
-            yield Incident("first loss", suspicion, dict(loss=loss))
-        verdict = self._spikes.observe(loss, norm)
-        self._not_finite = self._not_finite + 1 if verdict.kind == "not finite" else 0
-        if verdict.kind == "not finite":
-            verdict = replace(verdict, steps=self._not_finite)
-            left_out = "the update of this step was left out"
-            yield Incident("not finite", f"the {verdict}; {left_out}", verdict.facts(), left_out, step)
-            if self._not_finite == IN_A_ROW:
-                self.alarm = self.alarm or Alarm(step, verdict)
-        elif verdict.is_new and verdict.kind in ("warning", "spike"):
-            alarm = Alarm(step, verdict)
-            is_spike = verdict.kind == "spike"
-            action = f"as watch.spike says: {self._settings.watch.spike}" if is_spike else ""
-            yield Incident(verdict.kind, f"{verdict.kind}: {verdict}", verdict.facts(), action, alarm.first)
-            if is_spike:
-                self.alarm = self.alarm or alarm
-        if outside := self._envelope.observe(tokens, loss):
-            yield Incident("envelope", str(outside), outside.facts())
-        for sick in self._blocks.observe(block_norms):
-            yield Incident(f"{sick.kind} block", str(sick), sick.facts())
+    def observe(self, record: StepRecord) -> list[Event]:
+        """What is new."""
+        return [*self._numbers(record), *self._performance(record)]
+
+    def _numbers(self, record: StepRecord) -> Iterator[Event]:
+        """Spikes, values that are not finite, the first loss, the envelope, blocks that do not learn or explode."""
+        step, loss = record.step, record.loss
+        if step == 1 and (suspicion := self._first_loss_suspicion(loss)):
+            yield Event(step=step, kind=EventKind.FIRST_LOSS, text=suspicion, evidence=dict(loss=loss))
+        anomaly = self._spikes.observe(loss, record.grad_norm)
+        self._not_finite = self._not_finite + 1 if anomaly and anomaly.kind == "not finite" else 0
+        if anomaly and anomaly.kind == "not finite":
+            anomaly = replace(anomaly, steps=self._not_finite, step=step)
+            skipped = "skipped this optimizer update"
+            handle = anomaly if self._not_finite == IN_A_ROW else None
+            yield self._event(anomaly, EventKind.NOT_FINITE, f"the {anomaly}; {skipped}", skipped, step - 1, handle)
+        elif anomaly and anomaly.is_new and anomaly.kind in _KINDS:
+            anomaly, is_spike = replace(anomaly, step=step), anomaly.kind == "spike"
+            action = f"as monitor.spike says: {self._settings.monitor.spike}" if is_spike else ""
+            text, handle = f"{anomaly.kind}: {anomaly}", anomaly if is_spike else None
+            yield self._event(anomaly, _KINDS[anomaly.kind], text, action, anomaly.first, handle)
+        if outside := self._envelope.observe(record.tokens, loss):
+            yield Event(step=step, kind=EventKind.ENVELOPE, text=str(outside), evidence=outside.evidence())
+        for sick in self._blocks.observe(record.block_norms):
+            yield Event(step=step, kind=_BLOCKS[sick.kind], text=str(sick), evidence=sick.evidence())
+
+    def _event(
+        self, anomaly: Anomaly, kind: EventKind, text: str, action: str, first: int, handle: Anomaly | None
+    ) -> Event:
+        documents = self._documents_of(range(first, anomaly.step))
+        return Event(
+            step=anomaly.step, kind=kind, text=text, action=action, evidence=anomaly.evidence(), documents=documents,
+            anomaly=handle,
+        )  # fmt: skip
+
+    def _performance(self, record: StepRecord) -> Iterator[Event]:
+        """Steps that become slower, and a low MFU."""
+        if self._speed and (news := self._speed.observe(record.phases, record.sensors)):
+            kind = EventKind.SLOW_DOWN if news.kind == "slow" else EventKind.SPEED
+            yield Event(step=record.step, kind=kind, text=str(news), evidence=news.evidence())
+        if self._mfu and (causes := self._mfu.observe(record)):
+            text = "the MFU is low, because of:" + "".join(f"\n    {cause}" for cause in causes)
+            evidence = dict(causes=[asdict(cause) for cause in causes])
+            yield Event(step=record.step, kind=EventKind.LOW_MFU, text=text, evidence=evidence)
 
     def _first_loss_suspicion(self, loss: float) -> str:
         settings = self._settings
@@ -84,10 +94,10 @@ class Judges:
         return first_loss_suspicion(loss, settings.model, self._vocab, settings.optim.z_loss)
 
     def state(self) -> dict[str, Any]:
-        """Plain data, for a checkpoint's facts."""
+        """Plain data, for a checkpoint's metadata."""
         return self._spikes.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on as if the steps since state() had not been."""
+        """Continue as if the steps since state() had not been."""
         self._spikes.restore(state)
-        self._not_finite, self.alarm = 0, None
+        self._not_finite = 0

@@ -19,7 +19,7 @@ from fasttrain import config
 FIRST_LOSS = 0.05  # of ln(vocab): how far the first loss may be from what is expected
 
 
-def first_loss(model: config.Model, vocab: int, z_loss: float = 0.0) -> tuple[float, float]:
+def first_loss(model: config.ModelConfig, vocab: int, z_loss: float = 0.0) -> tuple[float, float]:
     """Between what and what the loss of step 0 is expected to be, its z-loss included."""
     variance = model.init_std**2 * model.hidden
     lowest = highest = math.log(vocab) + variance / 2
@@ -30,7 +30,7 @@ def first_loss(model: config.Model, vocab: int, z_loss: float = 0.0) -> tuple[fl
     return lowest + z_loss * lowest**2, highest + z_loss * highest**2
 
 
-def first_loss_suspicion(loss: float, model: config.Model, vocab: int, z_loss: float = 0.0) -> str:
+def first_loss_suspicion(loss: float, model: config.ModelConfig, vocab: int, z_loss: float = 0.0) -> str:
     """What is wrong with the loss of untrained weights; empty if nothing is."""
     (low, high), tolerance = first_loss(model, vocab, z_loss), FIRST_LOSS * math.log(vocab)
     if low - tolerance <= loss <= high + tolerance:
@@ -73,7 +73,7 @@ class Outside:
             f"{self.low:.3f} to {self.high:.3f}"
         )
 
-    def facts(self) -> dict[str, Any]:
+    def evidence(self) -> dict[str, Any]:
         """The evidence, for an incident."""
         return asdict(self)
 
@@ -126,7 +126,7 @@ class SickBlock:
             f"block {self.others:.3g}, {self.observations} times in a row"
         )
 
-    def facts(self) -> dict[str, Any]:
+    def evidence(self) -> dict[str, Any]:
         """The evidence, for an incident."""
         return {name: fact for name, fact in asdict(self).items() if name != "kind"}
 

@@ -58,7 +58,7 @@ class Slowdown:
             f"{self.part_usual * 1e3:.4g} -> {self.part_seconds * 1e3:.4g} ms{readings}"
         )
 
-    def facts(self) -> dict[str, Any]:
+    def evidence(self) -> dict[str, Any]:
         """The evidence, for an incident."""
         return {name: fact for name, fact in asdict(self).items() if name != "kind"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -11,16 +11,16 @@ import torch.distributed as dist
 from fasttrain.monitor.exchange import EVERY, Exchange, Medians, probe, slowest
 from fasttrain.monitor.slowdown import Slowdown, SlowdownDetector
 
+PHASES = ("data", "wait", "forward", "backward", "optimizer", "record", "checkpoint")  # that may become slow
 SENSORS = ("sm_clock", "temperature", "power", "throttled_power", "throttled_heat", "throttled_hardware")
 SHARED = ("forward", "backward", "optimizer")  # parts with collectives in them, where ranks keep pace with the slowest
 
 
-class Speed:
+class SpeedMonitor:
     """observe() every step, on all ranks; nobody waits, but for a moment when steps have become slow."""
 
     def __init__(
         self,
-        parts: Sequence[str],  # of a step
         group: dist.ProcessGroup,  # gloo, and nobody else's
         device: torch.device,
         *,
@@ -28,8 +28,8 @@ class Speed:
     ) -> None:
         self._group, self._device = group, device
         self._steps = 0
-        self._medians, self._exchange = Medians(parts, SENSORS), Exchange(group)
-        self._detector = SlowdownDetector(parts, SENSORS, threshold=threshold) if threshold else None
+        self._medians, self._exchange = Medians(PHASES, SENSORS), Exchange(group)
+        self._detector = SlowdownDetector(PHASES, SENSORS, threshold=threshold) if threshold else None
 
     def observe(self, split: Mapping[str, float], readings: Mapping[str, float]) -> Slowdown | None:
         """What is new, given this rank's seconds of a step by part, and what its sensors say."""

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from fasttrain.events import Anomaly
 from fasttrain.monitor.window import Window
 
 LOSS, NORM = "loss", "gradient norm"
@@ -38,34 +38,6 @@ _QUIET = {LOSS: 0.01, NORM: 0.12}
 _SKIPPED = 50  # infinite norms in a row that a loss scale may explain: it starts at 2^16, and halves
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """On one step."""
-
-    kind: Literal["normal", "blip", "warning", "spike", "not finite"]
-    is_new: bool = False  # False in the later steps of a warning or spike: it has been reported
-    series: str = ""  # which one: "loss" or "gradient norm"
-    value: float = math.nan
-    expected: float = math.nan
-    z: float = math.nan  # of this step: deviation over the run's own noise
-    steps: int = 0  # since the rise began, this one included
-
-    def __str__(self) -> str:
-        if self.kind == "not finite":
-            return f"{self.series} is {self.value}"
-        if self.kind == "normal":
-            return "normal"
-        lasting = "" if self.kind == "blip" else f", for {self.steps} steps"
-        return f"{self.series} {self.value:.4g} instead of {self.expected:.4g}, {self.z:.1f} sigma{lasting}"
-
-    def facts(self) -> dict[str, Any]:
-        """The evidence, for an incident."""
-        return {name: fact for name, fact in asdict(self).items() if name not in ("kind", "is_new")}
-
-
-NORMAL = Verdict(kind="normal")
-
-
 class SpikeDetector:
     """observe() every step. Its state goes into a checkpoint, and back after a rollback.
 
@@ -76,7 +48,7 @@ class SpikeDetector:
         self,
         *,
         window: int = 256,  # steps that say what noise is usual
-        first: int = 96,  # steps without a verdict, at the start of a run
+        first: int = 96,  # steps at the start of a run in which only values that are not finite count
         scaled: bool = False,  # fp16: an infinite norm with a finite loss is the loss scale's business
     ) -> None:
         if first < 2 * _RECENT:
@@ -84,32 +56,33 @@ class SpikeDetector:
         self._series = {name: _Series(name, window, first) for name in (LOSS, NORM)}
         self._scaled, self._skipped = scaled, 0
 
-    def observe(self, loss: float, norm: float) -> Verdict:
-        """The verdict on a step, given its loss and gradient norm over all ranks."""
+    def observe(self, loss: float, norm: float) -> Anomaly | None:
+        """What is wrong with a step, given its loss and gradient norm over all ranks; None: nothing."""
         if not math.isfinite(loss):
-            return Verdict(kind="not finite", is_new=True, series=LOSS, value=loss, steps=1)
-        verdicts = [self._series[LOSS].observe(loss, loss)]
+            return Anomaly(kind="not finite", is_new=True, series=LOSS, value=loss, steps=1)
+        anomalies = [self._series[LOSS].observe(loss, loss)]
         if math.isfinite(norm):
             self._skipped = 0
-            verdicts.append(self._series[NORM].observe(norm, math.log(max(norm, 1e-30))))
+            anomalies.append(self._series[NORM].observe(norm, math.log(max(norm, 1e-30))))
         else:
             self._skipped += 1
             if not self._scaled or self._skipped >= _SKIPPED:
-                return Verdict(kind="not finite", is_new=True, series=NORM, value=norm, steps=self._skipped)
-        return max(verdicts, key=lambda verdict: (_GRAVITY[verdict.kind], verdict.is_new))  # of equal ones, the loss
+                return Anomaly(kind="not finite", is_new=True, series=NORM, value=norm, steps=self._skipped)
+        found = [anomaly for anomaly in anomalies if anomaly]
+        return max(found, key=lambda one: (_GRAVITY[one.kind], one.is_new), default=None)  # of equal ones, the loss
 
     def state(self) -> dict[str, Any]:
-        """Plain data, for a checkpoint's facts."""
+        """Plain data, for a checkpoint's metadata."""
         return {name: series.state() for name, series in self._series.items()} | {"skipped": self._skipped}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on as if the steps since state() had not been."""
+        """Continue as if the steps since state() had not been."""
         for name, series in self._series.items():
             series.restore(state[name])
         self._skipped = state["skipped"]
 
 
-_GRAVITY = {"normal": 0, "blip": 1, "warning": 2, "spike": 3, "not finite": 4}
+_GRAVITY = {"blip": 1, "warning": 2, "spike": 3, "not finite": 4}
 
 
 class _Series:
@@ -118,19 +91,19 @@ class _Series:
         self._recent, self._residuals = Window(_RECENT), Window(window)
         self._seen, self._score, self._steps, self._reported = 0, 0.0, 0, False
 
-    def observe(self, shown: float, value: float) -> Verdict:
+    def observe(self, shown: float, value: float) -> Anomaly | None:
         """shown: the value as people know it; that of the norm is not its logarithm."""
-        verdict = NORMAL
+        anomaly = None
         self._seen += 1
         if self._recent.is_full:
             residual = value - self._recent.median
             if self._seen > self._first:
-                verdict = self._judge(shown, value, residual)
+                anomaly = self._assess(shown, value, residual)
             self._residuals.add(residual)
         self._recent.add(value)
-        return verdict
+        return anomaly
 
-    def _judge(self, shown: float, value: float, residual: float) -> Verdict:
+    def _assess(self, shown: float, value: float, residual: float) -> Anomaly | None:
         usual = self._residuals.median
         z = (residual - usual) / max(self._residuals.spread, _QUIET[self._name])
         # After a rise, what is left of the score is what would make the next alarm early: bound it.
@@ -139,9 +112,9 @@ class _Series:
         self._reported = self._reported and self._score > 0
         lasting = self._reported or self._score >= _NEEDED[self._name]
         if not lasting and z < _BLIP:
-            return NORMAL
+            return None
         expected = value - residual + usual
-        verdict = Verdict(
+        anomaly = Anomaly(
             kind=_LASTING[self._name] if lasting else "blip",
             is_new=not self._reported,
             series=self._name,
@@ -151,7 +124,7 @@ class _Series:
             steps=self._steps,
         )
         self._reported = lasting
-        return verdict
+        return anomaly
 
     def state(self) -> dict[str, Any]:
         return dict(

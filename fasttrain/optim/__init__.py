@@ -7,7 +7,7 @@ for step in ...:
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
     norm = clip(model.parameters(), optim.clip)         # or gradient_norms and scale_gradients, for norms by part
-    leave_out_unless_finite(optimizer, norm)            # not with fp16: its scaler does
+    skip_unless_finite(optimizer, norm)            # not with fp16: its scaler does
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
@@ -17,11 +17,11 @@ from fasttrain.optim.gradients import gradient_norms
 from fasttrain.optim.muon import Muon, orthogonalise
 from fasttrain.optim.optimizer import (
     clip,
-    leave_out_unless_finite,
     make_optimizer,
     make_scaler,
     scale_gradients,
     set_learning_rate,
+    skip_unless_finite,
 )
 from fasttrain.optim.schedule import learning_rate
 
@@ -30,10 +30,10 @@ __all__ = [
     "clip",
     "gradient_norms",
     "learning_rate",
-    "leave_out_unless_finite",
     "make_optimizer",
     "make_scaler",
     "orthogonalise",
     "scale_gradients",
     "set_learning_rate",
+    "skip_unless_finite",
 ]

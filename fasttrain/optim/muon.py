@@ -84,7 +84,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         loss = None if closure is None else torch.enable_grad()(closure)()
-        # Where gradients are not finite, this step changes nothing (leave_out_unless_finite).
+        # Where gradients are not finite, this step changes nothing (skip_unless_finite).
         not_finite: Tensor | None = getattr(self, "found_inf", None)
         self._step_matrices(self.param_groups[0], None if not_finite is None else 1 - not_finite)
         if self._adamw:

@@ -21,7 +21,7 @@ from fasttrain.optim.muon import Muon
 from fasttrain.optim.schedule import learning_rate
 
 
-def make_optimizer(model: nn.Module, optim: config.Optim, device: torch.device) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, optim: config.OptimConfig, device: torch.device) -> torch.optim.Optimizer:
     """AdamW, or Muon with AdamW for the rest; to be made after fully_shard, which replaces parameters.
 
     Blocks are what an nn.ModuleList holds. A module that packs several matrices in one parameter declares their rows as
@@ -42,7 +42,7 @@ def make_optimizer(model: nn.Module, optim: config.Optim, device: torch.device) 
     return Muon(matrices, groups, adjust=optim.muon_adjust, fused=fused or None, **_settings(optim, "muon"))
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, optim: config.Optim, step: int, steps: int) -> float:
+def set_learning_rate(optimizer: torch.optim.Optimizer, optim: config.OptimConfig, step: int, steps: int) -> float:
     """Write the settings of a step into the optimizer's groups; the learning rate of AdamW's."""
     factor = learning_rate(optim, step, steps)
     for group in optimizer.param_groups:
@@ -69,7 +69,7 @@ def scale_gradients(parameters: Iterable[Tensor], norms: Tensor, max_norm: float
     return norm
 
 
-def leave_out_unless_finite(optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
+def skip_unless_finite(optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
     """Make the next step() change nothing if the gradient norm is infinite or NaN, without the host waiting for it.
 
     The norm is that of all shards, so that every rank leaves the same steps out. fp16 has its scaler for this.
@@ -87,7 +87,7 @@ def make_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
 
-def _settings(optim: config.Optim, group: str) -> dict[str, Any]:
+def _settings(optim: config.OptimConfig, group: str) -> dict[str, Any]:
     """A group's settings at the peak of the schedule."""
     if group == "muon":
         return dict(lr=optim.muon_lr, momentum=optim.muon_momentum, weight_decay=optim.weight_decay)

@@ -12,7 +12,7 @@ import math
 from fasttrain import config
 
 
-def learning_rate(optim: config.Optim, step: int, steps: int) -> float:
+def learning_rate(optim: config.OptimConfig, step: int, steps: int) -> float:
     """Learning rate of a step (0-based) in a run of `steps`, as a fraction of the peak; past the end it stays there."""
     _check(optim, step, steps)
     if step < optim.warmup:
@@ -25,7 +25,7 @@ def learning_rate(optim: config.Optim, step: int, steps: int) -> float:
     return optim.final + (1 - optim.final) * remaining
 
 
-def _check(optim: config.Optim, step: int, steps: int) -> None:
+def _check(optim: config.OptimConfig, step: int, steps: int) -> None:
     if step < 0 or steps < 1:
         raise ValueError(f"learning_rate: step ({step}) must be at least 0 and steps ({steps}) at least 1")
     if optim.warmup < 0:

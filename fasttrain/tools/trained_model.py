@@ -10,18 +10,19 @@ import torch
 
 from fasttrain.checkpoint import Checkpoint, find, restore
 from fasttrain.checkpoint.state import saved_tensors
-from fasttrain.config import Config, from_toml
+from fasttrain.config import Config
+from fasttrain.config_toml import from_toml
 from fasttrain.data import TrainingData, training_data
-from fasttrain.data.segments import NAME as BATCHES
-from fasttrain.data.segments import stretch_at
+from fasttrain.data.segments import segment_at
 from fasttrain.model import Decoder
+from fasttrain.rundir import RunDir
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
+class TrainedModel:
     """A model with the weights of a checkpoint, and what they were trained with."""
 
     checkpoint: Checkpoint
@@ -46,7 +47,7 @@ class Loaded:
 
     def changed_data(self) -> str:
         """What differs from the data that the run had; empty: nothing."""
-        before = self.checkpoint.facts["datasets"]
+        before = self.checkpoint.metadata["datasets"]
         changed = [
             str(self.data.datasets[name].path)
             for name, digest in self.data.digests.items()
@@ -62,11 +63,12 @@ def load_model(
     dtype: torch.dtype,
     data: Path | None = None,  # in place of the run's own
     tokenizer: Path | None = None,  # of data that comes without one
-) -> Loaded:
+) -> TrainedModel:
     """What RUN, RUN@STEP or a checkpoint's directory means. Its files are compared with their checksums."""
     checkpoint = find(name)
-    run = checkpoint.path.parent.parent if checkpoint.path.parent.name == "checkpoints" else None
-    settings = _with_data(from_toml(checkpoint.facts["config"]), checkpoint, run, data, tokenizer)
+    rundir = RunDir.of_checkpoint(checkpoint.path)
+    run = rundir.path if rundir else None
+    settings = _with_data(from_toml(checkpoint.metadata["config"]), checkpoint, run, data, tokenizer)
     opened = training_data(settings.data)
     rows = saved_tensors(checkpoint.path)["model.embedding.weight"].size[0]
     if opened.first.vocab > rows:
@@ -82,7 +84,9 @@ def load_model(
         model = Decoder(settings.model, vocab=rows, sequence=settings.data.sequence)
     model = model.to(dtype).to_empty(device=device).eval()  # to_empty makes the rotary table anew, in float32
     restore(checkpoint, model)
-    return Loaded(checkpoint=checkpoint, settings=settings, model=model.requires_grad_(False), data=opened, run=run)
+    return TrainedModel(
+        checkpoint=checkpoint, settings=settings, model=model.requires_grad_(False), data=opened, run=run
+    )
 
 
 def _with_data(
@@ -90,8 +94,8 @@ def _with_data(
 ) -> Config:
     """With the paths that the run has noted: those of its settings were relative to where it was started."""
     found = settings.data
-    if run is not None and (run / BATCHES).exists():
-        found = stretch_at(run, max(checkpoint.step - 1, 0)).data
+    if run is not None and RunDir(run).segments.exists():
+        found = segment_at(run, max(checkpoint.step - 1, 0)).data
     if data is not None:
         found = replace(found, path=data, mixture={})
     return replace(settings, data=replace(found, tokenizer=tokenizer or found.tokenizer))

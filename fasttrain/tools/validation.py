@@ -66,7 +66,7 @@ class ValidationSet:
         split = "validation" if "validation" in dataset.splits else "train"
         stream = dataset.split(split)
         micro, T = settings.batch.micro, settings.data.sequence
-        together = micro * runtime.world
+        together = micro * runtime.dp_size
         samples = min(settings.validation.sequences, (len(stream) - 1) // T)
         self._batches = Batches(
             stream,
@@ -74,8 +74,8 @@ class ValidationSet:
             sequences=together,  # one micro-batch of each rank: a set of any size is read a little at a time
             seed=0,
             document_mask=settings.data.document_mask,
-            rank=runtime.rank,
-            world=runtime.world,
+            dp_rank=runtime.dp_rank,
+            dp_size=runtime.dp_size,
         )
         self._samples, self._micro, self._runtime = samples, micro, runtime
         self._bytes_per_token = dataset.bytes_per_token(split)
@@ -91,17 +91,17 @@ class ValidationSet:
                 stats = model.stats(batch.tokens, batch.targets, batch.cu_seqlens, batch.positions)
                 totals += torch.stack([x.double().sum() for x in (stats.loss, stats.correct, batch.targets != IGNORED)])
         model.train(training)
-        dist.all_reduce(totals)
+        dist.all_reduce(totals, group=self._runtime.dp_group)
         loss_sum, hits, tokens = totals.tolist()
         loss = loss_sum / tokens if tokens else math.nan
         accuracy = hits / max(tokens, 1)
         return Score(loss=loss, accuracy=accuracy, tokens=int(tokens), bytes_per_token=self._bytes_per_token)
 
     def _micro_batches(self) -> Iterator[Batch]:
-        together = self._micro * self._runtime.world
+        together = self._micro * self._runtime.dp_size
         for step in range(-(-self._samples // together)):
             batch = self._batches.at(step)
-            first = step * together + self._runtime.rank * self._micro  # place of this rank's first sample
+            first = step * together + self._runtime.dp_rank * self._micro  # place of this rank's first sample
             targets = batch.targets.clone()
             targets[max(self._samples - first, 0) :] = IGNORED
             yield replace(batch, targets=targets).to(self._runtime.device)

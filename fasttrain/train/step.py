@@ -19,90 +19,97 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fasttrain import config
 from fasttrain.data import IGNORED, Batch
 from fasttrain.distributed.parallelize import before_backward
-from fasttrain.distributed.runtime import Runtime
-from fasttrain.metrics import Stopwatch
-from fasttrain.model import Decoder
-from fasttrain.optim import gradient_norms, leave_out_unless_finite, scale_gradients
+from fasttrain.metrics import StepTimer
+from fasttrain.optim import gradient_norms, scale_gradients, set_learning_rate, skip_unless_finite
+from fasttrain.train.state import TrainState
 
 
-class Figures(NamedTuple):
-    """What a step was like, over all ranks."""
+class StepFlags(NamedTuple):
+    """What a rank tells the others with a step."""
+
+    stop: bool = False  # it was asked to end the run
+    save_failed: bool = False  # it knows that the last save failed
+
+
+class StepFigures(NamedTuple):
+    """The figures of a step, over all ranks."""
 
     loss: float
     norm: float  # of all gradients, before clipping
     block_norms: list[float]
     tokens: int  # valid ones
-    stop: bool  # a rank was asked to end the run
-    unsaved: bool  # every rank knows that the last save failed
+    stop: bool  # any rank was asked to end the run
+    save_failed: bool  # every rank knows that the last save failed
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
     """Figures that can be read once the device has got there."""
 
+    step: int  # steps completed, this one included
+    lr: float
     values: Tensor  # (5 + blocks,) float64 on the host
     ready: torch.cuda.Event | None
-    world: int
+    world_size: int
 
-    def read(self) -> Figures:
+    def read(self) -> StepFigures:
         if self.ready is not None:
             self.ready.synchronize()
-        loss, norm, tokens, stop, unsaved, *block_norms = self.values.tolist()
-        return Figures(
+        loss, norm, tokens, stop, save_failed, *block_norms = self.values.tolist()
+        return StepFigures(
             loss=loss, norm=norm, block_norms=block_norms, tokens=int(tokens), stop=stop > 0,
-            unsaved=unsaved == self.world,
+            save_failed=save_failed == self.world_size,
         )  # fmt: skip
 
 
-def run_step(
-    model: Decoder,
+def train_step(
+    state: TrainState,
     micro_batches: Sequence[Batch],
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    *,
-    settings: config.Config,
-    runtime: Runtime,
-    watch: Stopwatch,
-    stop: bool,  # this rank was asked to end the run
-    unsaved: bool,  # this rank knows that the last save failed
+    timer: StepTimer,
+    flags: StepFlags = StepFlags(),  # noqa: B008
 ) -> StepResult:
     """Update the model by one step."""
+    settings, runtime, step = state.settings, state.runtime, state.progress.step
+    model, optimizer, scaler = state.model, state.optimizer, state.scaler
+    lr = set_learning_rate(optimizer, settings.optim, step, settings.batch.steps)
+    seed_step(settings.seed, step, runtime.dp_rank)
     # Counted on the host, before the copy: only the sum over ranks is the device's work.
     valid = sum(int((micro.targets != IGNORED).sum()) for micro in micro_batches)
-    totals = torch.tensor([valid, stop, unsaved], dtype=torch.float64, device=runtime.device)
-    dist.all_reduce(totals)
-    watch.mark("wait")  # for the last rank to get here
+    totals = torch.tensor([valid, *flags], dtype=torch.float64, device=runtime.device)
+    dist.all_reduce(totals, group=runtime.dp_group)
+    timer.mark("wait")  # for the last rank to get here
     num_tokens = totals[0].to(torch.float32)
     loss = torch.zeros((), dtype=torch.float32, device=runtime.device)
     for number, micro in enumerate(micro_batches, 1):
         before_backward(model, settings.parallel, last=number == len(micro_batches))
         batch = micro.to(runtime.device)
         mean = model(batch.tokens, batch.targets, batch.cu_seqlens, batch.positions).loss_sum / num_tokens
-        watch.mark("forward")
+        timer.mark("forward")
         scaler.scale(mean).backward()
-        watch.mark("backward")
+        timer.mark("backward")
         loss += mean.detach()
     scaler.unscale_(optimizer)
     norms = gradient_norms(model.parts())
     norm = scale_gradients(model.parameters(), norms, settings.optim.clip)
     if not scaler.is_enabled():
-        leave_out_unless_finite(optimizer, norm)
+        skip_unless_finite(optimizer, norm)
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
-    watch.mark("optimizer")
+    timer.mark("optimizer")
     loss = loss.to(torch.float64)
-    dist.all_reduce(loss)
+    dist.all_reduce(loss, group=runtime.dp_group)
     values = torch.cat([torch.stack([loss, norm.to(torch.float64)]), totals, norms[:-1].to(torch.float64)])
-    return _on_its_way(values, runtime.world)
+    state.advance()
+    host, ready = _to_host(values)
+    return StepResult(step=step + 1, lr=lr, values=host, ready=ready, world_size=runtime.world_size)
 
 
-def seed_step(seed: int, step: int, rank: int) -> None:
-    """The random state of a rank's step: of its dropout."""
-    digest = hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()
+def seed_step(seed: int, step: int, dp_rank: int) -> None:
+    """Set the random state of a rank's step: that of its dropout."""
+    digest = hashlib.sha256(f"{seed} {step} {dp_rank}".encode()).digest()
     number = int.from_bytes(digest[:7])
     # Not torch.manual_seed, which on a machine without a GPU takes a millisecond to note a seed for each that may come.
     torch.default_generator.manual_seed(number)
@@ -110,10 +117,11 @@ def seed_step(seed: int, step: int, rank: int) -> None:
         torch.cuda.manual_seed_all(number)
 
 
-def _on_its_way(values: Tensor, world: int) -> StepResult:
+def _to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """A copy on the host, and the event after which it is there."""
     if values.device.type == "cpu":
-        return StepResult(values=values, ready=None, world=world)
+        return values, None
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
     ready = torch.cuda.Event()
     ready.record()
-    return StepResult(values=host, ready=ready, world=world)
+    return host, ready

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch.distributed.run import get_args_parser
 
-from fasttrain.config import load
+from fasttrain.cli.parse import load
 from fasttrain.recipes import RECIPES
 from tests.docs.pages import ROOT
 from tests.docs.running import IN_A_TEST, call, parse

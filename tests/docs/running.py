@@ -20,7 +20,7 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 from fasttrain.cli import COMMANDS
-from fasttrain.config import load
+from fasttrain.cli.parse import load
 from fasttrain.recipes import RECIPES
 from fasttrain.train.loop import main as train
 from tests.runs import SMALL
@@ -38,7 +38,7 @@ IN_A_TEST = {
     "runs/base@400": "runs/base@15",
     "runs/a@300": "runs/a@15",
 }
-SHORT = [*SMALL, "--parallel.replicas", "1"]
+SHORT = [*SMALL, "--parallel.dp_replicate", "1"]
 STEPS = 6  # of a shortened training
 ALWAYS = ("--checkpoint.every", "--validation.every")  # also where the command names them
 WHOLE = "tiny"  # the recipe that can be trained as it is, in minutes

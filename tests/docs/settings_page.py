@@ -68,7 +68,7 @@ def sections() -> Iterator[tuple[str, type]]:
         if dataclasses.is_dataclass(field.default_factory):
             yield field.name, field.default_factory  # type: ignore[misc]
         if field.name == "data":
-            yield "data.mixture.NAME", config.Component
+            yield "data.mixture.NAME", config.ComponentConfig
 
 
 def settings_of(section: type) -> list[Documented]:

@@ -14,7 +14,7 @@ PAGE = (DOCS / "incidents.md").read_text()
 COMPUTED = {
     "verdict.kind": ("warning", "spike"),
     "f'{sick.kind} block'": ("dead block", "exploding block"),
-    "incident.kind": (),  # those of Judges, which are told as they come
+    "incident.kind": (),  # those of Monitor, which are told as they come
     "kind": (),  # of a function that passes it on
 }
 

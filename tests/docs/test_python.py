@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fasttrain.config import load
+from fasttrain.cli.parse import load
 from fasttrain.metrics import logger as record
 from fasttrain.recipes import RECIPES
 from tests.docs.names import IN_A_TEST, NAMES

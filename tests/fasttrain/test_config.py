@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.config import Component, Config, Model, Optim, load, summary, to_toml
+from fasttrain.cli.parse import load
+from fasttrain.config import ComponentConfig, Config, ModelConfig, OptimConfig
+from fasttrain.config_toml import summary, to_toml
 
-RECIPES = {"tiny": Config, "wide": lambda: Config(model=Model(hidden=512))}
+RECIPES = {"tiny": Config, "wide": lambda: Config(model=ModelConfig(hidden=512))}
 
 
 def fails(capsys, *argv: str) -> str:
@@ -27,8 +29,8 @@ def test_the_command_line_overrides_files_which_override_the_recipe(tmp_path: Pa
     first.write_text("seed = 5\n[optim]\nlr = 1e-4\nwarmup = 7\n")
     second.write_text("[optim]\nlr = 2e-4\nbetas = [0.8, 0.9]\n[model]\nqk_norm = false\n")
     config = load(["--recipe", "wide", "--config", str(first), "--config", str(second), "--optim.warmup", "9"], RECIPES)
-    assert config.model == Model(hidden=512, qk_norm=False)
-    assert config.optim == Optim(lr=2e-4, warmup=9, betas=(0.8, 0.9))
+    assert config.model == ModelConfig(hidden=512, qk_norm=False)
+    assert config.optim == OptimConfig(lr=2e-4, warmup=9, betas=(0.8, 0.9))
     assert config.seed == 5
 
 
@@ -49,9 +51,9 @@ def test_a_mixture_is_named_in_files_and_on_the_command_line(capsys, tmp_path: P
         ["--config", str(file), "--data.mixture.code.weight", "0.5", "--data.mixture.more.path", "z"], RECIPES
     )
     assert config.data.mixture == {
-        "code": Component(path=Path("x"), weight=0.5),
-        "text": Component(path=Path("y"), epochs=4),
-        "more": Component(path=Path("z")),
+        "code": ComponentConfig(path=Path("x"), weight=0.5),
+        "text": ComponentConfig(path=Path("y"), epochs=4),
+        "more": ComponentConfig(path=Path("z")),
     }
     assert "mixture.code.path=x mixture.code.weight=0.5" in " ".join(" ".join(summary(config)).split())
     for mistake, message in [

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from fasttrain.config import Model
+from fasttrain.config import ModelConfig
 from fasttrain.data import IGNORED
 from fasttrain.hf.names import from_huggingface, huggingface_config, to_huggingface
 from fasttrain.model import Decoder, flops_per_token, num_parameters
@@ -21,7 +21,7 @@ from fasttrain_kernels import native
 from fasttrain_kernels._registration import kernels_on_cpu
 
 VOCAB, SEQUENCE = 97, 24
-TINY = Model(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, ffn=80, init_std=0.1)
+TINY = ModelConfig(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, ffn=80, init_std=0.1)
 VARIANTS = {
     "qwen3": TINY,
     "qwen3 untied, a head for each query": replace(TINY, kv_heads=4, tied_head=False),
@@ -30,7 +30,7 @@ VARIANTS = {
 }
 
 
-def decoder(model: Model = TINY, *, seed: int = 0, norms: bool = True, **options: float) -> Decoder:
+def decoder(model: ModelConfig = TINY, *, seed: int = 0, norms: bool = True, **options: float) -> Decoder:
     made = Decoder(model, vocab=VOCAB, sequence=SEQUENCE, **options)
     made.init_weights(seed)
     if norms:  # weights of norms that no test can mistake for one another
@@ -142,7 +142,7 @@ def test_rows_of_packed_matrices_are_known_to_muon():
 
 
 def test_initial_weights():
-    wide = Model(layers=8, hidden=256, heads=4, kv_heads=2, head_dim=32, ffn=320, tied_head=False)
+    wide = ModelConfig(layers=8, hidden=256, heads=4, kv_heads=2, head_dim=32, ffn=320, tied_head=False)
     with torch.device("meta"):
         model = Decoder(wide, vocab=1000, sequence=16)
     assert all(t.is_meta for t in (*model.parameters(), *model.buffers()))

@@ -31,12 +31,12 @@ from fasttrain.optim import (
     clip,
     gradient_norms,
     learning_rate,
-    leave_out_unless_finite,
     make_optimizer,
     make_scaler,
     muon,
     orthogonalise,
     set_learning_rate,
+    skip_unless_finite,
 )
 from tests.ranks import run_ranks
 
@@ -96,8 +96,8 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> d
     return {name: full(p).detach().clone() for name, p in model.named_parameters()}
 
 
-def optim(**changes: Any) -> config.Optim:
-    return replace(config.Optim(), **changes)
+def optim(**changes: Any) -> config.OptimConfig:
+    return replace(config.OptimConfig(), **changes)
 
 
 # The learning rate
@@ -249,7 +249,7 @@ def test_adamw_is_torchs_fused_one() -> None:
 
 
 def test_muon_takes_the_four_matrices_of_each_block_of_the_decoder() -> None:
-    section = config.Model(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, ffn=48, tied_head=False)
+    section = config.ModelConfig(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, ffn=48, tied_head=False)
     model = Decoder(section, vocab=64, sequence=16)
     groups = {group["name"]: group["params"] for group in make_optimizer(model, optim(kind="muon"), CPU).param_groups}
     assert set(groups["muon"]) == {p for p in model.blocks.parameters() if p.ndim == 2}
@@ -531,7 +531,11 @@ def check_learning(model: nn.Module, optimizer: torch.optim.Optimizer, kind: str
 
 
 def check_restoring(
-    model: nn.Module, optimizer: torch.optim.Optimizer, section: config.Optim, shape: tuple[int, ...], directory: Path
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    section: config.OptimConfig,
+    shape: tuple[int, ...],
+    directory: Path,
 ) -> None:
     """A distributed checkpoint brings the state back bitwise, also on another mesh."""
     optimizer.zero_grad()
@@ -558,7 +562,7 @@ def check_restoring(
 def check_leaving_out(model: nn.Module, optimizer: torch.optim.Optimizer, last_shard: bool = True) -> None:
     """A gradient that is NaN in one shard changes nothing on any: neither weights, nor averages, nor counts."""
     give_gradients(model, 5)
-    leave_out_unless_finite(optimizer, clip(model.parameters(), 1.0))
+    skip_unless_finite(optimizer, clip(model.parameters(), 1.0))
     optimizer.step()
     before = [full(x).clone() for x in state_tensors(model, optimizer)]
     for broken in (True, False):
@@ -566,7 +570,7 @@ def check_leaving_out(model: nn.Module, optimizer: torch.optim.Optimizer, last_s
         if broken and last_shard:
             gradient = model.blocks[0].qkv.weight.grad
             (gradient.to_local() if isinstance(gradient, DTensor) else gradient)[0, 0] = math.nan
-        leave_out_unless_finite(optimizer, clip(model.parameters(), 1.0))
+        skip_unless_finite(optimizer, clip(model.parameters(), 1.0))
         optimizer.step()
         after = [full(x) for x in state_tensors(model, optimizer)]
         same = [x.equal(y) for x, y in zip(before, after, strict=True)]

@@ -1,6 +1,7 @@
 import pytest
 
-from fasttrain.config import Config, load
+from fasttrain.cli.parse import load
+from fasttrain.config import Config
 from fasttrain.model import num_parameters
 from fasttrain.recipes import RECIPES
 

@@ -29,7 +29,7 @@ from fasttrain.checkpoint import find, list_checkpoints
 from fasttrain.config import Config
 from fasttrain.data import DatasetWriter, open_dataset
 from fasttrain.hf.export import describe, export
-from fasttrain.metrics import read_incidents, read_metrics, read_validations
+from fasttrain.metrics import read_events, read_metrics, read_validations
 from fasttrain.train import main
 from fasttrain.train.loop import Run
 
@@ -93,9 +93,9 @@ VALUES: dict[str, Any] = {
     "optim.decay_fraction": Other(0.5, {"optim.schedule": "wsd"}),
     "parallel.device": "cuda",
     "parallel.precision": "bf16",
-    "parallel.replicas": 2,
-    "parallel.reshard": Other(False, SHARDED),
-    "parallel.reduce": Other("every", SHARDED | {"batch.micro": 2}),
+    "parallel.dp_replicate": 2,
+    "parallel.reshard_after_forward": Other(False, SHARDED),
+    "parallel.grad_reduce": Other("every", SHARDED | {"batch.micro": 2}),
     "parallel.compile": "on",
     "parallel.recompute": "full",
     "parallel.timeout": 77,
@@ -118,8 +118,8 @@ VALUES: dict[str, Any] = {
 ELSEWHERE = {  # tests of their own below, and in test_recovery.py, test_saving.py and test_slowdowns.py
     "out", "resume", "from_hf", "data.path", "data.mixture", "data.tokenizer", "data.vocab", "data.separator",
     "data.lint", "validation.sets",
-    "checkpoint.retries", "checkpoint.unsaved",
-    "watch.spike", "watch.rollbacks", "watch.first", "watch.envelope", "watch.slowdown",
+    "checkpoint.retries", "checkpoint.on_save_failure",
+    "monitor.spike", "monitor.rollbacks", "monitor.first", "monitor.envelope", "monitor.slowdown",
 }  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def observed(out: Path, settings: dict[str, Any], capsys: pytest.CaptureFixture[
         "ended": ended,
         "error": printed.err.replace(str(out), "OUT"),
         "lines": [line.split("  lr")[0] for line in printed.out.splitlines() if re.match(r"step +\d+/", line)],
-        "samples": [line["text"] for line in read_incidents(out) if line["kind"] == "sample"],
+        "samples": [line["text"] for line in read_events(out) if line["kind"] == "sample"],
         "metrics": [[line[key] for key in figures] for line in read_metrics(out)],
         "validations": validations,
         "checkpoints": [(c.step, c.bytes, len(c.facts)) for c in list_checkpoints(out / "checkpoints")],

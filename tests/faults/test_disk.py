@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fasttrain.train.saving
 import pytest
 import torch
 
 import fasttrain.checkpoint.saver
-import fasttrain.train.saving
 from fasttrain.checkpoint import Checkpoints, list_checkpoints
 from fasttrain.metrics import read_metrics
 from fasttrain.train.loop import UNSAVED
@@ -156,7 +156,7 @@ def test_a_full_disk_may_end_the_run_instead(tmp_path: Path, whole_on: Callable[
     """Here all of the run is on that disk, metrics and incidents too."""
     with small_disk(tmp_path / "disk", MEGABYTES) as (path, _):
         run = path / "run"
-        with Training(run, *OPTIONS, "--checkpoint.unsaved", "stop", fault=filled_while_writing) as training:
+        with Training(run, *OPTIONS, "--checkpoint.on_save_failure", "stop", fault=filled_while_writing) as training:
             assert training.ends() == UNSAVED
             said = training.output()
         assert "No space left on device" in " ".join(said.split())  # lines are as long as a terminal's
@@ -166,7 +166,7 @@ def test_a_full_disk_may_end_the_run_instead(tmp_path: Path, whole_on: Callable[
         finished(run, *OPTIONS)
         assert_same(run, whole_on(1))
     row(
-        "the same, with checkpoint.unsaved = stop",
+        "the same, with checkpoint.on_save_failure = stop",
         happened=f"the run ended after step {end['step']}; with room again the same command went on, bitwise",
         lost=f"{end['step'] - EVERY} steps, at a checkpoint every {EVERY}; the older checkpoint stayed",
         reported=f"incidents `failed save` and `unsaved`; exit code {UNSAVED}",

@@ -44,11 +44,11 @@ COMMON = [
     *("--data.sequence", "32", "--batch.sequences", "8", "--batch.micro", "2", "--batch.steps", str(STEPS)),
     *("--optim.warmup", "5", "--optim.lr", "2e-3", "--checkpoint.every", "10", "--checkpoint.background", "False"),
     *("--validation.every", "20", "--validation.sequences", "7", "--validation.sample", "w1 w2"),
-    *("--validation.sample_tokens", "3", "--parallel.compile", "off", "--watch.slowdown", "0", "--data.lint", "off"),
+    *("--validation.sample_tokens", "3", "--parallel.compile", "off", "--monitor.slowdown", "0", "--data.lint", "off"),
     *("--log.tensorboard", "False", "--log.report", "False", "--log.every", "50"),
 ]
 SPIKE = [  # longer: a spike is told from noise, of which a run has to see some first
-    *("--batch.steps", "90", "--watch.first", "64", "--checkpoint.every", "20", "--checkpoint.keep_last", "9"),
+    *("--batch.steps", "90", "--monitor.first", "64", "--checkpoint.every", "20", "--checkpoint.keep_last", "9"),
     *("--validation.every", "0"),
 ]
 
@@ -127,7 +127,7 @@ def golden(name: str, directory: Path) -> dict[str, Any]:
     else:
         code = main(argv)
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    events = [json.loads(line)["kind"] for line in (out / "incidents.jsonl").read_text().splitlines()]
+    events = [json.loads(line)["kind"] for line in (out / "events.jsonl").read_text().splitlines()]
     validations = [json.loads(line) for line in (out / "validation.jsonl").read_text().splitlines()]
     return {
         "exit code": code,

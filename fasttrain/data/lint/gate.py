@@ -13,7 +13,7 @@ from fasttrain.data.lint.source import Lintable
 VERIFIED = 2**28  # bytes whose checksums are compared before every run: a fraction of a second. Of more, sizes are
 
 
-def suspicions(datasets: Iterable[Lintable], settings: config.Data) -> list[str]:
+def suspicions(datasets: Iterable[Lintable], settings: config.DataConfig) -> list[str]:
     """What may be wrong, a line each. Errors raise, unless data.lint says that they are no more than suspicions."""
     if settings.lint == "off":
         return []

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 COLOURS = {"train": "#1f5fa8", "validation": "#d1741f"}
 OTHERS = ("#3a8f5c", "#7a4fa3", "#8a8a8a")
-PARTS = {"loops": "tokens in loops", "copies": "documents that are copies", "repeated text": "stretches seen before"}
+PARTS = {
+    "loops": "tokens in loops",
+    "copies": "documents that are copies",
+    "repeated text": "read_segments seen before",
+}
 RED = "#c0262d"
 PER_PART = 8  # documents to a point of a line along the stream
 

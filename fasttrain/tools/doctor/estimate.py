@@ -22,8 +22,8 @@ def outlook(settings: config.Config, cores: int) -> Iterator[Finding]:
     def finding(name: str, value: str) -> Finding:
         return Finding(section=SECTION, name=name, value=value)
 
-    from fasttrain.distributed.parallelize import compiles
-    from fasttrain.distributed.runtime import DTYPES, chosen_precision
+    from fasttrain.distributed.parallelize import should_compile
+    from fasttrain.distributed.runtime import DTYPES, resolve_precision
     from fasttrain.flops import flops_per_token
 
     parallel = settings.parallel
@@ -35,7 +35,7 @@ def outlook(settings: config.Config, cores: int) -> Iterator[Finding]:
         )  # fmt: skip
         return
     device = torch.device("cuda" if gpus and parallel.device != "cpu" else "cpu")
-    precision = chosen_precision(parallel.precision, device)
+    precision = resolve_precision(parallel.precision, device)
     asked = "asked for" if parallel.precision != "auto" else "auto: GPUs take half precision, CPUs do not"
     yield finding("device", f"{device.type} (parallel.device is {parallel.device})")
     yield finding("precision", f"{precision} ({asked})")
@@ -43,7 +43,7 @@ def outlook(settings: config.Config, cores: int) -> Iterator[Finding]:
     tokens = settings.batch.steps * settings.batch.sequences * settings.data.sequence
     runtime: Any = SimpleNamespace(device=device)
     try:
-        compiled, why = compiles(
+        compiled, why = should_compile(
             parallel, runtime, tokens * flops_per_token(settings.model, vocab, settings.data.sequence)
         )
         yield finding("blocks", f"{'compiled' if compiled else 'not compiled'} ({why})")

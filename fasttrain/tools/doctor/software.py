@@ -44,7 +44,7 @@ SUSPICIOUS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "TORCHDYNAMO_DISABLE": (ON, "blocks are not compiled, whatever parallel.compile says"),
     "TORCH_DISTRIBUTED_DEBUG": (("detail",), "every collective is checked, which takes time"),
     "TORCH_NCCL_BLOCKING_WAIT": (ON, "the host waits for every collective"),
-    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": (ON, "every start compiles anew"),
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": (ON, "every start should_compile anew"),
     "TRITON_INTERPRET": (ON, "Triton kernels run in its interpreter, thousands of times slower"),
 }
 
@@ -115,7 +115,7 @@ def _compiler(settings: config.Config, *, on_gpu: bool) -> Finding:
     if on_gpu:
         found = os.environ.get("CC") or next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), "")
         missing = "" if found else "there is no C compiler"
-        remedy = "apt-get install gcc (or set CC): Triton compiles a launcher for every kernel"
+        remedy = "apt-get install gcc (or set CC): Triton should_compile a launcher for every kernel"
     else:
         found, missing = cpp_compiler(), missing_compiler()
         why = "parallel.compile is on, and needs it" if wanted == "on" else "blocks are compiled for long runs"

@@ -11,7 +11,7 @@ from time import perf_counter
 import torch
 
 from fasttrain.disk import free_bytes
-from fasttrain.metrics import Stopwatch, measured_flops, peak_flops
+from fasttrain.metrics import StepTimer, measured_flops, peak_flops
 from fasttrain.tools.doctor.finding import Finding
 
 SECTION, DISK = "speed", "disk"
@@ -78,10 +78,10 @@ def copy_rate(device: torch.device) -> float:
     target.copy_(source)  # touches the pages
     best, end = 0.0, perf_counter() + SECONDS
     while not best or perf_counter() < end:
-        watch = Stopwatch(device)
+        timer = StepTimer(device)
         target.copy_(source)
-        watch.mark("copy")
-        best = max(best, 2 * COPIED[device.type] / watch.split()["copy"])
+        timer.mark("copy")
+        best = max(best, 2 * COPIED[device.type] / timer.split()["copy"])
     return best
 
 

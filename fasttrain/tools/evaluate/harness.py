@@ -17,7 +17,7 @@ import torch
 
 from fasttrain.data import IGNORED
 from fasttrain.tools.generate import Sampling, generate
-from fasttrain.tools.trained_model import Loaded
+from fasttrain.tools.trained_model import TrainedModel
 
 try:
     import lm_eval
@@ -39,7 +39,7 @@ Pair = tuple[list[int], list[int]]  # context, not empty, and continuation
 class Harness(TemplateLM):
     """What tasks ask of a model."""
 
-    def __init__(self, loaded: Loaded, *, batch: int) -> None:
+    def __init__(self, loaded: TrainedModel, *, batch: int) -> None:
         super().__init__()
         if loaded.separator is None:
             raise ValueError(

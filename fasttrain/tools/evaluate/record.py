@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fasttrain.metrics.jsonl import EVALUATIONS, LineFile
+from fasttrain.metrics.jsonl import LineFile
+from fasttrain.rundir import RunDir
 from fasttrain.tools.validation import Score
 
 
@@ -60,6 +61,6 @@ def task_lines(step: int, results: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def record(run: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     """Add them to the run."""
-    with contextlib.closing(LineFile(run / EVALUATIONS)) as file:
+    with contextlib.closing(LineFile(RunDir(run).evaluations)) as file:
         for line in lines:
             file.append(line)

@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from fasttrain.distributed.runtime import Runtime
-from fasttrain.tools.trained_model import Loaded
+from fasttrain.tools.trained_model import TrainedModel
 from fasttrain.tools.validation import HELD_OUT, Score, mean_score, validation_sets
 
 WHOLE = sys.maxsize
 
 
 def score_sets(
-    loaded: Loaded,
+    loaded: TrainedModel,
     runtime: Runtime,
     *,
     more: Mapping[str, Path],  # sets by name, beside those of the run

@@ -42,7 +42,7 @@ def largest_micro(settings: config.Config, place: Place, *, vocab: int) -> int |
 
 def remedies(plan: Plan) -> list[str]:
     """For a run that does not fit: what makes it fit, the least costly first."""
-    settings, place, vocab = plan.settings, plan.place, plan.exact.vocab
+    settings, place, vocab = plan.settings, plan.place, plan.sizes.vocab
     fitting = [option for option in options(settings, place, vocab=vocab) if option.plan.memory.bytes <= place.memory]
     fitting.sort(key=lambda option: (len(option.settings), -option.plan.speed.rate))
     texts = [
@@ -62,9 +62,9 @@ def remedies(plan: Plan) -> list[str]:
 
 def advice(plan: Plan) -> list[str]:
     """Sentences, each about one thing, with the expected gain."""
-    settings, place, vocab = plan.settings, plan.place, plan.exact.vocab
+    settings, place, vocab = plan.settings, plan.place, plan.sizes.vocab
     lines: list[str] = []
-    if plan.exact.contradictions:
+    if plan.sizes.contradictions:
         return lines
     micro = largest_micro(settings, place, vocab=vocab)
     if micro is not None:
@@ -85,13 +85,13 @@ def options(settings: config.Config, place: Place, *, vocab: int) -> Iterator[Op
         if settings.batch.sequences % (micro * place.gpus):
             continue
         for recompute in RECOMPUTE:
-            for replicas in _replicas(place):
+            for dp_replicate in _replicas(place):
                 for reshard in (True, False):
                     accumulates = share > micro
                     for reduce in ("last", "every") if accumulates and place.gpus > 1 else ("last",):
                         values = {
-                            "batch.micro": micro, "parallel.recompute": recompute, "parallel.replicas": replicas,
-                            "parallel.reshard": reshard, "parallel.reduce": reduce,
+                            "batch.micro": micro, "parallel.recompute": recompute, "parallel.dp_replicate": dp_replicate,
+                            "parallel.reshard_after_forward": reshard, "parallel.grad_reduce": reduce,
                         }  # fmt: skip
                         yield _option(settings, place, vocab, values)
 
@@ -107,7 +107,7 @@ def search(settings: config.Config, place: Place, *, vocab: int, best: int = 5) 
 class Fit:
     """A model that a card can train, and how."""
 
-    model: config.Model
+    model: config.ModelConfig
     parameters: int
     option: Option
 
@@ -135,7 +135,7 @@ def largest_model(settings: config.Config, place: Place, *, vocab: int) -> Fit |
 
 def scaling(plan: Plan) -> list[dict[str, float]]:
     """The same model and batch on 1 to 4096 GPUs: tokens per second of all, by sharding; 0 where it cannot run."""
-    settings, vocab = plan.settings, plan.exact.vocab
+    settings, vocab = plan.settings, plan.sizes.vocab
     rows = []
     for gpus in (2**n for n in range(13)):
         place = _resized(plan.place, gpus)
@@ -143,16 +143,18 @@ def scaling(plan: Plan) -> list[dict[str, float]]:
         share = settings.batch.sequences / gpus
         row["too_small"] = float(share < 1)
         micro = max((m for m in _divisors(max(int(share), 1)) if m <= settings.batch.micro), default=1)
-        for name, replicas in (("fsdp", 1), ("hsdp", max(gpus // place.node, 1))):
+        for name, dp_replicate in (("fsdp", 1), ("hsdp", max(gpus // place.node, 1))):
             # Where the batch is too small for the GPUs, it grows with them: that is another run
             sequences = settings.batch.sequences if share >= 1 else gpus
             candidate = changed(
-                settings, batch=dict(micro=1, sequences=sequences), parallel=dict(replicas=replicas, reshard=True)
+                settings,
+                batch=dict(micro=1, sequences=sequences),
+                parallel=dict(dp_replicate=dp_replicate, reshard=True),
             )
             candidate = changed(candidate, batch=dict(micro=micro if sequences % (micro * gpus) == 0 else 1))
-            work = work_of(candidate, vocab=vocab, world=gpus, precision=plan.precision, compiled=plan.compiled)
+            work = work_of(candidate, vocab=vocab, dp_size=gpus, precision=plan.precision, compiled=plan.compiled)
             row[name] = speed(work, place.cluster).rate * gpus
-            row[f"{name}_memory"] = memory(candidate, vocab=vocab, world=gpus, precision=plan.precision).bytes
+            row[f"{name}_memory"] = memory(candidate, vocab=vocab, dp_size=gpus, precision=plan.precision).bytes
         row["fsdp_fits"] = float(row["fsdp_memory"] <= place.memory)
         row["hsdp_fits"] = float(row["hsdp_memory"] <= place.memory)
         rows.append(row)
@@ -172,7 +174,7 @@ def about_scaling(plan: Plan, rows: Sequence[dict[str, float]]) -> str:
 
 def _about_recomputation(plan: Plan) -> list[str]:
     """The best of each kind, at its own largest micro-batch."""
-    settings, place, vocab = plan.settings, plan.place, plan.exact.vocab
+    settings, place, vocab = plan.settings, plan.place, plan.sizes.vocab
     rates = {}
     for recompute in RECOMPUTE:
         candidate = changed(settings, parallel=dict(recompute=recompute))
@@ -195,23 +197,27 @@ def _about_recomputation(plan: Plan) -> list[str]:
 
 
 def _about_sharding(plan: Plan) -> list[str]:
-    settings, place, vocab = plan.settings, plan.place, plan.exact.vocab
+    settings, place, vocab = plan.settings, plan.place, plan.sizes.vocab
     if place.gpus == 1:
         return []
     found = []
-    for replicas in _replicas(place):
+    for dp_replicate in _replicas(place):
         for reshard in (True, False):
-            candidate = changed(settings, parallel=dict(replicas=replicas, reshard=reshard))
+            candidate = changed(settings, parallel=dict(dp_replicate=dp_replicate, reshard=reshard))
             other = outlook(candidate, place, vocab=vocab)
             if other.fits:
-                found.append((other.speed.rate, replicas, reshard))
+                found.append((other.speed.rate, dp_replicate, reshard))
     if not found:
         return []
-    rate, replicas, reshard = max(found)
-    kind = "FSDP over all GPUs" if replicas == 1 else f"HSDP, {replicas} replicas of {place.gpus // replicas} GPUs"
-    held = "" if reshard else ", weights held through a step (parallel.reshard False)"
+    rate, dp_replicate, reshard = max(found)
+    kind = (
+        "FSDP over all GPUs"
+        if dp_replicate == 1
+        else f"HSDP, {dp_replicate} dp_replicate of {place.gpus // dp_replicate} GPUs"
+    )
+    held = "" if reshard else ", weights held through a step (parallel.reshard_after_forward False)"
     gain = rate / plan.speed.rate - 1
-    work = work_of(settings, vocab=vocab, world=place.gpus, precision=plan.precision, compiled=plan.compiled)
+    work = work_of(settings, vocab=vocab, dp_size=place.gpus, precision=plan.precision, compiled=plan.compiled)
     moving = sum(collectives(work, place.cluster).values())
     share = plan.speed.parts["exposed"] / plan.speed.seconds
     text = (
@@ -222,7 +228,7 @@ def _about_sharding(plan: Plan) -> list[str]:
 
 
 def _about_loss(plan: Plan) -> str:
-    settings, a, vocab = plan.settings, 4 if plan.precision == "fp32" else 2, plan.exact.vocab
+    settings, a, vocab = plan.settings, 4 if plan.precision == "fp32" else 2, plan.sizes.vocab
     tokens = settings.batch.micro * settings.data.sequence
     rows = chunk_rows(tokens, settings.model.hidden, vocab, precision=plan.precision, device="cuda")
     saved = plan.plain_loss.bytes - plan.memory.bytes
@@ -234,7 +240,7 @@ def _about_loss(plan: Plan) -> str:
 
 def _about_batch(plan: Plan) -> list[str]:
     """Where more GPUs stop helping."""
-    share = plan.exact.settings.batch.sequences // plan.place.gpus
+    share = plan.sizes.settings.batch.sequences // plan.place.gpus
     tokens = share * plan.settings.data.sequence
     if share < 2 and plan.place.gpus > 1:
         return [
@@ -245,7 +251,7 @@ def _about_batch(plan: Plan) -> list[str]:
 
 
 def _gain(plan: Plan, **sections: dict[str, int]) -> float:
-    other = outlook(changed(plan.settings, **sections), plan.place, vocab=plan.exact.vocab)
+    other = outlook(changed(plan.settings, **sections), plan.place, vocab=plan.sizes.vocab)
     return other.speed.rate / plan.speed.rate - 1
 
 
@@ -264,7 +270,7 @@ def _option(settings: config.Config, place: Place, vocab: int, values: dict[str,
 
 def _fits(settings: config.Config, place: Place, vocab: int) -> bool:
     return (
-        memory(settings, vocab=vocab, world=place.gpus, precision=precision_of(settings.parallel)).bytes
+        memory(settings, vocab=vocab, dp_size=place.gpus, precision=precision_of(settings.parallel)).bytes
         <= ROOM * place.memory
     )
 
@@ -275,7 +281,7 @@ def _any_fits(settings: config.Config, place: Place, vocab: int) -> bool:
     least = changed(
         settings,
         batch=dict(micro=1),
-        parallel=dict(recompute="full", replicas=1, reshard=True, reduce=reduce),
+        parallel=dict(recompute="full", dp_replicate=1, reshard=True, reduce=reduce),
     )
     return _fits(least, place, vocab)
 
@@ -285,7 +291,7 @@ def _enough_gpus(plan: Plan) -> int | None:
         gpus = 2**n
         if gpus > plan.place.gpus:
             settings = changed(plan.settings, batch=dict(micro=1, sequences=max(plan.settings.batch.sequences, gpus)))
-            if _any_fits(settings, _resized(plan.place, gpus), plan.exact.vocab):
+            if _any_fits(settings, _resized(plan.place, gpus), plan.sizes.vocab):
                 return gpus
     return None
 
@@ -303,14 +309,14 @@ def _replicas(place: Place) -> list[int]:
     return sorted({1, *(place.gpus // group for group in groups if place.gpus % group == 0)})
 
 
-def _scaled(model: config.Model, hidden: int) -> config.Model:
+def _scaled(model: config.ModelConfig, hidden: int) -> config.ModelConfig:
     """As wide, with the proportions of a model."""
     heads = max(hidden // model.head_dim, 1)
     group = model.heads // model.kv_heads
     kv_heads = heads // group if heads % group == 0 else heads
     layers = hidden // 64 if hidden <= 2048 else 32 + (hidden - 2048) // 256
     ffn = -(-round(hidden * model.ffn / model.hidden) // 64) * 64
-    return config.Model(
+    return config.ModelConfig(
         **vars(model) | dict(hidden=hidden, heads=heads, kv_heads=kv_heads, layers=max(layers, 2), ffn=ffn)
     )
 

@@ -23,7 +23,7 @@ from fasttrain.metrics import used_memory
 from fasttrain.optim import clip, make_optimizer
 from fasttrain.tools.plan.estimate import Place, Plan, precision_of
 from fasttrain.tools.plan.memory import memory
-from fasttrain.tools.plan.sizes import Stated, exact
+from fasttrain.tools.plan.sizes import Stated, sizes
 from fasttrain.tools.plan.speed import Speed
 from fasttrain_kernels import (
     add_rms_norm,
@@ -73,14 +73,14 @@ def cpu_outlook(
 ) -> Plan:
     """The plan of a run on this machine's CPU."""
     precision = precision_of(settings.parallel, cpu=True)
-    run = exact(settings, vocab=vocab, stated=stated)
+    run = sizes(settings, vocab=vocab, stated=stated)
     of_cpu = partial(memory, vocab=vocab, precision=precision, device="cpu", process=process, compiled=compiled)
     return Plan(
         settings=settings,
         place=cpu_place(),
         precision=precision,
         compiled=compiled,
-        exact=run,
+        sizes=run,
         memory=of_cpu(settings),
         plain_loss=of_cpu(settings, loss="plain"),
         speed=cpu_speed(settings, vocab=vocab, precision=precision, compiled=compiled, clock=clock),
@@ -125,7 +125,7 @@ def cpu_speed(
     return Speed(parts=parts, tokens=batch.sequences * T, flops=flops, peak=_peak(timer, model, M, dtype), band=BAND)
 
 
-def _matrices(model: config.Model) -> list[tuple[int, int]]:
+def _matrices(model: config.ModelConfig) -> list[tuple[int, int]]:
     C, D = model.hidden, model.head_dim
     heads = model.heads + 2 * model.kv_heads
     return [(C, heads * D), (model.heads * D, C), (C, 2 * model.ffn), (model.ffn, C)]
@@ -137,7 +137,7 @@ def _product(seconds: _Timer, M: int, K: int, N: int, dtype: torch.dtype, *, aga
     return (2 if again else 1) * forward + seconds(lambda: (linear(dout, weight.t()), linear(dout.t(), x.t())))
 
 
-def _peak(seconds: _Timer, model: config.Model, M: int, dtype: torch.dtype) -> float:
+def _peak(seconds: _Timer, model: config.ModelConfig, M: int, dtype: torch.dtype) -> float:
     """FLOP/s of the run's largest product: what its MFU is of."""
     K, N = max(_matrices(model), key=lambda sides: sides[0] * sides[1])
     x, weight = torch.randn(M, K, dtype=dtype), torch.randn(N, K, dtype=dtype)
@@ -145,7 +145,7 @@ def _peak(seconds: _Timer, model: config.Model, M: int, dtype: torch.dtype) -> f
 
 
 def _streaming(
-    seconds: _Timer, model: config.Model, B: int, T: int, dtype: torch.dtype, *, documents: bool
+    seconds: _Timer, model: config.ModelConfig, B: int, T: int, dtype: torch.dtype, *, documents: bool
 ) -> tuple[float, float]:
     """Two norms, the rotation and swiglu of a block: forward and backward, and forward alone."""
     C, F, D = model.hidden, model.ffn, model.head_dim
@@ -176,7 +176,7 @@ def _streaming(
 
 
 def _attention(
-    seconds: _Timer, model: config.Model, B: int, T: int, dtype: torch.dtype, *, documents: bool
+    seconds: _Timer, model: config.ModelConfig, B: int, T: int, dtype: torch.dtype, *, documents: bool
 ) -> tuple[float, float]:
     shapes = [(B, T, n, model.head_dim) for n in (model.heads, model.kv_heads, model.kv_heads)]
     q, k, v = (torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes)
@@ -184,7 +184,7 @@ def _attention(
     return seconds.with_backward(lambda: (attention(q, k, v, cu_seqlens=ends),))
 
 
-def _loss(seconds: _Timer, model: config.Model, vocab: int, M: int, dtype: torch.dtype) -> float:
+def _loss(seconds: _Timer, model: config.ModelConfig, vocab: int, M: int, dtype: torch.dtype) -> float:
     """The head with its loss, and the embedding, whose gradient is as large."""
     hidden = torch.randn(M, model.hidden, dtype=dtype, requires_grad=True)
     weight = torch.randn(vocab, model.hidden, dtype=dtype, requires_grad=True)

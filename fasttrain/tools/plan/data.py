@@ -7,7 +7,7 @@ from fasttrain import config
 DEFAULT_VOCAB = 4096  # of Python's standard library, the data of a run that names none
 
 
-def is_here(data: config.Data) -> bool:
+def is_here(data: config.DataConfig) -> bool:
     """Whether the data can be looked at. The default dataset is not built for this."""
     if data.mixture:
         return all(component.path.exists() for component in data.mixture.values())

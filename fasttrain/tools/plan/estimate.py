@@ -9,7 +9,7 @@ from fasttrain import config
 from fasttrain.gpus import Gpu
 from fasttrain.tools.plan.memory import Memory, memory
 from fasttrain.tools.plan.quantities import gib
-from fasttrain.tools.plan.sizes import Exact, Stated, exact
+from fasttrain.tools.plan.sizes import Sizes, Stated, sizes
 from fasttrain.tools.plan.speed import Cluster, Speed, speed, work_of
 
 
@@ -67,7 +67,7 @@ class Plan:
     place: Place
     precision: str
     compiled: bool
-    exact: Exact
+    sizes: Sizes
     memory: Memory
     plain_loss: Memory  # the same without our linear cross-entropy
     speed: Speed
@@ -93,7 +93,7 @@ class Plan:
     @property
     def days(self) -> Band:
         """Of training alone: neither validation nor what goes wrong."""
-        value, low, high = (self.exact.tokens / (rate * self.place.gpus) / 86_400 for rate in self.rate)
+        value, low, high = (self.sizes.tokens / (rate * self.place.gpus) / 86_400 for rate in self.rate)
         return Band(value, high, low)
 
     @property
@@ -112,11 +112,11 @@ class Plan:
     @property
     def contradictions(self) -> tuple[str, ...]:
         """Why the run cannot be as it is described; each with its remedy, but for memory, whose remedies are advice."""
-        return self.exact.contradictions
+        return self.sizes.contradictions
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        found = list(self.exact.warnings)
+        found = list(self.sizes.warnings)
         if self.fits and self.memory_band.high > self.place.memory:
             found.append(
                 f"memory is tight: {gib(self.memory.bytes)} of {gib(self.place.memory)}, and the runtime may take "
@@ -126,7 +126,7 @@ class Plan:
 
     def json(self) -> dict[str, Any]:
         """For scripts. Estimates come as value, low and high; what is exact, as a number."""
-        parameters, run = self.exact.parameters, self.exact
+        parameters, run = self.sizes.parameters, self.sizes
         memory = self.memory_band
         return {
             "parameters": parameters.total,
@@ -158,7 +158,7 @@ class Plan:
         }
 
 
-def precision_of(parallel: config.Parallel, *, cpu: bool = False) -> str:
+def precision_of(parallel: config.ParallelConfig, *, cpu: bool = False) -> str:
     """As a run decides it."""
     if parallel.precision != "auto":
         return parallel.precision
@@ -169,17 +169,17 @@ def outlook(settings: config.Config, place: Place, *, vocab: int, stated: Stated
     """The plan of a run on GPUs."""
     precision = precision_of(settings.parallel)
     compiled = settings.parallel.compile != "off"
-    world = place.gpus
-    run = exact(settings, vocab=vocab, world=world, stated=stated)
-    work = work_of(settings, vocab=vocab, world=world, precision=precision, compiled=compiled)
+    dp_size = place.gpus
+    run = sizes(settings, vocab=vocab, dp_size=dp_size, stated=stated)
+    work = work_of(settings, vocab=vocab, dp_size=dp_size, precision=precision, compiled=compiled)
     return Plan(
         settings=settings,
         place=place,
         precision=precision,
         compiled=compiled,
-        exact=run,
-        memory=memory(settings, vocab=vocab, world=world, precision=precision),
-        plain_loss=memory(settings, vocab=vocab, world=world, precision=precision, loss="plain"),
+        sizes=run,
+        memory=memory(settings, vocab=vocab, dp_size=dp_size, precision=precision),
+        plain_loss=memory(settings, vocab=vocab, dp_size=dp_size, precision=precision, loss="plain"),
         speed=speed(work, place.cluster),
     )
 

@@ -76,7 +76,7 @@ def memory(
     settings: config.Config,
     *,
     vocab: int,
-    world: int = 1,
+    dp_size: int = 1,
     precision: str = "bf16",
     device: str = "cuda",
     loss: Loss = "linear",
@@ -84,9 +84,9 @@ def memory(
     process: float | None = None,  # bytes of a process that has loaded the trainer; None: of a GPU's; 0: tensors alone
 ) -> Memory:
     """Of one rank. `loss` plain: whole logits, their log-softmax and its gradient, as without our kernel."""
-    step = _Step(settings, vocab, world, precision, device, loss, compiled)
+    step = _Step(settings, vocab, dp_size, precision, device, loss, compiled)
     if process is None:
-        process = CONTEXT + (COLLECTIVES if world > 1 else 0)
+        process = CONTEXT + (COLLECTIVES if dp_size > 1 else 0)
     moments = list(step.moments())
     if device == "cpu":
         runtime = process + CPU_PROCESS + CPU_HEAP * max(moment.total for moment in moments) if process else 0.0
@@ -121,7 +121,7 @@ class _Step:
         self,
         settings: config.Config,
         vocab: int,
-        world: int,
+        dp_size: int,
         precision: str,
         device: str,
         loss: Loss,
@@ -134,11 +134,11 @@ class _Step:
         self.intermediate = 3 * model.ffn if device == "cpu" and not compiled else 0
         self.precision, self.a = precision, ITEMSIZE[precision]
         self.M = batch.micro * settings.data.sequence
-        self.micro_batches = max(batch.sequences // (batch.micro * world), 1)
+        self.micro_batches = max(batch.sequences // (batch.micro * dp_size), 1)
         self.L = model.layers
         # fasttrain.distributed.parallelize leaves a single fp32 rank alone: nothing is gathered or cast
-        self.sharded = world > 1 or precision != "fp32"
-        self.S = max(world // parallel.replicas, 1)
+        self.sharded = dp_size > 1 or precision != "fp32"
+        self.S = max(dp_size // parallel.dp_replicate, 1)
         counts = num_parameters(model, vocab)
         self.P = counts.total
         self.P_block = counts.blocks // model.layers
@@ -196,7 +196,7 @@ class _Step:
         a, M, C, L = self.a, self.M, self.model.hidden, self.L
         gathered = a * self.P_root if self.sharded else 0.0
         block = a * self.P_block if self.sharded else 0.0
-        kept = 0.0 if self.parallel.reshard or not self.sharded else a * (self.P - self.P_root)
+        kept = 0.0 if self.parallel.reshard_after_forward or not self.sharded else a * (self.P - self.P_root)
         # The embedding's output, which the first norm saves; a recomputed first block keeps it anyway
         stream = 4 * M + (M * a * C if self.parallel.recompute == "none" else 0)
         batch = 3 * 8 * M
@@ -287,7 +287,7 @@ class _Step:
     @property
     def _accumulated(self) -> float:
         """Gradients of earlier micro-batches: whole in fp32, or their shards where every micro-batch reduces."""
-        if not self.sharded or self.parallel.reduce == "last":
+        if not self.sharded or self.parallel.grad_reduce == "last":
             return 4 * self.P
         return 4 * self.P / self.S
 
@@ -296,7 +296,7 @@ class _Step:
         if not self.sharded:
             return max(accumulated, 4 * blocks * self.P_block)
         shards = 4 * blocks * self.P_block / self.S
-        if accumulated and self.parallel.reduce == "last":
+        if accumulated and self.parallel.grad_reduce == "last":
             return accumulated - 4 * blocks * self.P_block + shards
         return max(accumulated, shards)
 

@@ -36,7 +36,7 @@ def page(plan: Plan, problems: Sequence[str] = ()) -> str:
         *(f'<p class="problem">{escape(problem)}</p>' for problem in problems),
         *(f'<p class="warning">{escape(warning)}</p>' for warning in plan.warnings),
         _tiles(plan),
-        f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in plan.exact.lines())}</ul>",
+        f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in plan.sizes.lines())}</ul>",
         f"<h2>Memory of a GPU through a step</h2><p>{_about_memory(plan)}</p>",
         _memory_chart(plan),
         _legend(plan),
@@ -67,8 +67,8 @@ def page(plan: Plan, problems: Sequence[str] = ()) -> str:
 def _tiles(plan: Plan) -> str:
     days, cost, memory = plan.days, plan.cost, plan.memory_band
     tiles = [
-        ("parameters", count(plan.exact.parameters.total), f"{plan.exact.parameters.total:,}"),
-        ("tokens", count(plan.exact.tokens), f"{plan.exact.tokens_per_parameter:,.1f} per parameter"),
+        ("parameters", count(plan.sizes.parameters.total), f"{plan.sizes.parameters.total:,}"),
+        ("tokens", count(plan.sizes.tokens), f"{plan.sizes.tokens_per_parameter:,.1f} per parameter"),
         (
             "memory of a GPU",
             gib(memory.value),

@@ -50,7 +50,7 @@ def _point(row: dict[str, Any], table: dict[str, Any]) -> Point:
         gpu = replace(gpu, bandwidth=row["bandwidth"] * 1e9)
     network = row["network"] * 1e9 / 8 if "network" in row else None
     sharding, fused, recomputed = row.get("sharding", "fsdp"), row.get("fused", False), row.get("recomputed", 0.0)
-    model = config.Model(
+    model = config.ModelConfig(
         **{name: shape[name] for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab")},
         ffn=shape["ffn"] if shape.get("gated", True) else shape["ffn"] * 2 // 3,
         tied_head=shape.get("tied", False),
@@ -63,8 +63,8 @@ def _point(row: dict[str, Any], table: dict[str, Any]) -> Point:
         sequence=row["sequence"],
         micro=row["micro"],
         micro_batches=row["accumulation"],
-        world=row["gpus"],
-        replicas=max(row["gpus"] // node, 1) if sharding == "hsdp" else 1,
+        dp_size=row["gpus"],
+        dp_replicate=max(row["gpus"] // node, 1) if sharding == "hsdp" else 1,
         fused=fused,
         compiled=fused,
         recomputed=recomputed,

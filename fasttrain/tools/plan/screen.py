@@ -44,7 +44,7 @@ def show(plan: Plan, console: Console, advice: Sequence[str]) -> None:
     place = plan.place
     where = "this machine's CPU" if plan.measured else f"{place.gpus} x {place.gpu.name}, {place.node} a node"
     console.print(f"[bold]{escape(str(plan.settings.out.name))}[/] on {where}, {plan.precision}", highlight=False)
-    for line in plan.exact.lines():
+    for line in plan.sizes.lines():
         console.print(f"  {line}", highlight=False, soft_wrap=True)
     console.print()
     _memory(plan, console)
@@ -120,7 +120,7 @@ def _time(plan: Plan, console: Console) -> None:
     cost = plan.cost
     money = f"; {_span(cost, 0)} USD at {plan.place.price:g} per GPU-hour" if cost else ""
     console.print(
-        f"[bold]run[/] {count(plan.exact.tokens)} tokens in {_span(days, 1 if days.value >= 1 else 3)} days, "
+        f"[bold]run[/] {count(plan.sizes.tokens)} tokens in {_span(days, 1 if days.value >= 1 else 3)} days, "
         f"{_span(plan.gpu_hours, 0 if plan.gpu_hours.value >= 10 else 2)} GPU-hours{money}",
         highlight=False,
         soft_wrap=True,

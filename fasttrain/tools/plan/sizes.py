@@ -37,12 +37,12 @@ class Stated:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exact:
+class Sizes:
     """The arithmetic of a run."""
 
     settings: config.Config
     vocab: int
-    world: int
+    dp_size: int
     parameters: Parameters
     tokens_per_step: int
     tokens: int
@@ -73,7 +73,7 @@ class Exact:
             f"{count(parameters.embedding + parameters.head)} of the vocabulary's tables{head}",
             f"{self.tokens_per_step:,} tokens a step ({batch.sequences} x {self.settings.data.sequence}), "
             f"{count(self.tokens)} in {batch.steps:,} steps; {self.micro_batches} micro-batch"
-            f"{'es' * (self.micro_batches != 1)} of {batch.micro} on each of {self.world} rank{'s' * (self.world > 1)}",
+            f"{'es' * (self.micro_batches != 1)} of {batch.micro} on each of {self.dp_size} rank{'s' * (self.dp_size > 1)}",
             f"{self.tokens_per_parameter:,.1f} tokens per parameter: {times:.2g} times the {COMPUTE_OPTIMAL} that are "
             f"compute-optimal{_meaning(times)}",
             f"{gigabytes(self.checkpoint_bytes)} a checkpoint, at most {self.checkpoints_held} at a time: "
@@ -85,21 +85,21 @@ class Exact:
         return lines
 
 
-def exact(settings: config.Config, *, vocab: int, world: int = 1, stated: Stated = Stated()) -> Exact:  # noqa: B008
+def sizes(settings: config.Config, *, vocab: int, dp_size: int = 1, stated: Stated = Stated()) -> Sizes:  # noqa: B008
     """The arithmetic, and what contradicts what."""
     batch, T = settings.batch, settings.data.sequence
     parameters = num_parameters(settings.model, vocab)
     tokens = batch.steps * batch.sequences * T
     epochs = _epochs(settings, tokens, stated.dataset) if stated.dataset is not None else None
-    result = Exact(
+    result = Sizes(
         settings=settings,
         vocab=vocab,
-        world=world,
+        dp_size=dp_size,
         parameters=parameters,
         tokens_per_step=batch.sequences * T,
         tokens=tokens,
         flops=tokens * flops_per_token(settings.model, vocab, T),
-        micro_batches=max(batch.sequences // (batch.micro * world), 1),
+        micro_batches=max(batch.sequences // (batch.micro * dp_size), 1),
         checkpoint_bytes=state_bytes(settings, parameters),
         checkpoints_held=held(settings.checkpoint, batch.steps),
         epochs=epochs,
@@ -107,21 +107,21 @@ def exact(settings: config.Config, *, vocab: int, world: int = 1, stated: Stated
         warnings=(),
     )
     contradictions = [
-        *_size(stated, parameters, settings), *_tokens(stated, result), *_ranks(settings, world),
+        *_size(stated, parameters, settings), *_tokens(stated, result), *_ranks(settings, dp_size),
         *_room(stated, result), *_components(result),
     ]  # fmt: skip
     warnings = [*_repetition(result)]
-    return Exact(**vars(result) | dict(contradictions=tuple(contradictions), warnings=tuple(warnings)))
+    return Sizes(**vars(result) | dict(contradictions=tuple(contradictions), warnings=tuple(warnings)))
 
 
-def at_start(settings: config.Config, *, vocab: int, world: int, dataset: Mapping[str, float]) -> Exact:
+def at_start(settings: config.Config, *, vocab: int, dp_size: int, dataset: Mapping[str, float]) -> Sizes:
     """What a run that starts says of itself: its arithmetic, and what in it contradicts its name or its data.
 
     Room for checkpoints is not asked for here: a run looks at its own disk, with what is on it already.
     """
     size = stated_size(settings.out.name)
     stated = Stated(size=size, size_from=f"--out {settings.out}", dataset=dataset)
-    return exact(settings, vocab=vocab, world=world, stated=stated)
+    return sizes(settings, vocab=vocab, dp_size=dp_size, stated=stated)
 
 
 def state_bytes(settings: config.Config, parameters: Parameters) -> int:
@@ -147,7 +147,7 @@ def _size(stated: Stated, parameters: Parameters, settings: config.Config) -> li
     ]
 
 
-def _tokens(stated: Stated, run: Exact) -> list[str]:
+def _tokens(stated: Stated, run: Sizes) -> list[str]:
     if stated.tokens is None or abs(run.tokens / stated.tokens - 1) <= TOKENS_TOLERANCE:
         return []
     batch = run.settings.batch
@@ -158,27 +158,27 @@ def _tokens(stated: Stated, run: Exact) -> list[str]:
     ]
 
 
-def _ranks(settings: config.Config, world: int) -> list[str]:
-    batch, replicas = settings.batch, settings.parallel.replicas
+def _ranks(settings: config.Config, dp_size: int) -> list[str]:
+    batch, dp_replicate = settings.batch, settings.parallel.dp_replicate
     found = []
-    if world % replicas:
+    if dp_size % dp_replicate:
         found.append(
-            f"parallel.replicas ({replicas}) must divide the number of GPUs, {world}; set it to "
-            f"{_divisor(world, replicas)}"
+            f"parallel.dp_replicate ({dp_replicate}) must divide the number of GPUs, {dp_size}; set it to "
+            f"{_divisor(dp_size, dp_replicate)}"
         )
-    together = world * batch.micro
+    together = dp_size * batch.micro
     if batch.sequences % together:
         more = -(-batch.sequences // together) * together
-        micro = next((m for m in range(batch.micro, 0, -1) if batch.sequences % (world * m) == 0), 0)
+        micro = next((m for m in range(batch.micro, 0, -1) if batch.sequences % (dp_size * m) == 0), 0)
         smaller = f", or batch.micro to {micro}" if micro else ""
         found.append(
-            f"batch.sequences ({batch.sequences}) must be a multiple of {together}: {world} GPUs with micro-batches of "
+            f"batch.sequences ({batch.sequences}) must be a multiple of {together}: {dp_size} GPUs with micro-batches of "
             f"{batch.micro} (batch.micro); set batch.sequences to {more}{smaller}"
         )
     return found
 
 
-def _room(stated: Stated, run: Exact) -> list[str]:
+def _room(stated: Stated, run: Sizes) -> list[str]:
     if stated.room is None or run.disk_bytes <= stated.room:
         return []
     most = int((stated.room - RESERVE) / (run.checkpoint_bytes * SLACK))
@@ -191,7 +191,7 @@ def _room(stated: Stated, run: Exact) -> list[str]:
     ]
 
 
-def _components(run: Exact) -> list[str]:
+def _components(run: Sizes) -> list[str]:
     """A mixture all of whose components are used up before the end."""
     mixture = run.settings.data.mixture
     if run.epochs is None or not mixture or not all(component.epochs for component in mixture.values()):
@@ -204,7 +204,7 @@ def _components(run: Exact) -> list[str]:
     return []
 
 
-def _repetition(run: Exact) -> list[str]:
+def _repetition(run: Sizes) -> list[str]:
     most = max(run.epochs.values(), default=0.0) if run.epochs else 0.0
     if most <= WORTHWHILE_EPOCHS:
         return []
@@ -233,5 +233,5 @@ def _name(parameters: int) -> str:
     return f"{parameters / 1e9:.2g}b" if parameters >= 1e9 else f"{parameters / 1e6:.3g}m"
 
 
-def _divisor(world: int, wanted: int) -> int:
-    return max(n for n in range(1, max(min(wanted, world), 1) + 1) if world % n == 0)
+def _divisor(dp_size: int, wanted: int) -> int:
+    return max(n for n in range(1, max(min(wanted, dp_size), 1) + 1) if dp_size % n == 0)

@@ -12,7 +12,7 @@ The calibrated figures are in calibration.toml, fitted by bench/fit_plan.py to a
 judged by the rest (tests/fasttrain/tools/plan/test_published.py). Figures for a GPU that no published run is on are carried
 over from another one: the band says so.
 
-B sequences of T tokens are M tokens of a micro-batch; W ranks, S of which share the weights, R = W / S replicas.
+B sequences of T tokens are M tokens of a micro-batch; W ranks, S of which share the weights, R = W / S dp_replicate.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Calibration:
 class Work:
     """What a rank does in a step, as far as time depends on it."""
 
-    model: config.Model
+    model: config.ModelConfig
     vocab: int
     sequence: int
     micro: int
     micro_batches: int
-    world: int = 1
-    replicas: int = 1
+    dp_size: int = 1
+    dp_replicate: int = 1
     precision: str = "bf16"
     fused: bool = True  # elementwise work: by our kernels, torch.compile or both
     compiled: bool = True
@@ -82,7 +82,7 @@ class Work:
 
     @property
     def shards(self) -> int:
-        return max(self.world // self.replicas, 1)
+        return max(self.dp_size // self.dp_replicate, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,26 +122,28 @@ class Speed:
         return self.rate * self.flops / self.peak
 
 
-def work_of(settings: config.Config, *, vocab: int, world: int, precision: str = "bf16", compiled: bool = True) -> Work:
+def work_of(
+    settings: config.Config, *, vocab: int, dp_size: int, precision: str = "bf16", compiled: bool = True
+) -> Work:
     """What a run of these settings does."""
     parallel, batch = settings.parallel, settings.batch
     recompute = parallel.recompute
-    sharded = world > 1 or precision != "fp32"
+    sharded = dp_size > 1 or precision != "fp32"
     return Work(
         model=settings.model,
         vocab=vocab,
         sequence=settings.data.sequence,
         micro=batch.micro,
-        micro_batches=max(batch.sequences // (batch.micro * world), 1),
-        world=world,
-        replicas=parallel.replicas,
+        micro_batches=max(batch.sequences // (batch.micro * dp_size), 1),
+        dp_size=dp_size,
+        dp_replicate=parallel.dp_replicate,
         precision=precision,
         compiled=compiled,
         recomputed=1.0 if recompute == "full" else 0.0,
         recomputed_streaming=0.0 if recompute == "none" else 1.0,
         recomputed_attention=1.0 if recompute == "full" else 0.0,
-        gathers=(2 if parallel.reshard else 1) if sharded else 0,
-        reduces_every=parallel.reduce == "every",
+        gathers=(2 if parallel.reshard_after_forward else 1) if sharded else 0,
+        reduces_every=parallel.grad_reduce == "every",
         muon=settings.optim.kind == "muon",
     )
 
@@ -248,22 +250,26 @@ def _optimizer(work: Work, gpu: Gpu, given: Calibration) -> float:
 
 
 def collectives(work: Work, cluster: Cluster) -> dict[str, float]:
-    """Seconds of a step's collectives, if nothing hid them: gathers, reductions, all-reduce among replicas."""
+    """Seconds of a step's collectives, if nothing hid them: gathers, reductions, all-reduce among dp_replicate."""
     counts, a = num_parameters(work.model, work.vocab), ITEMSIZE[work.precision]
-    if work.world == 1:
-        return {"gather": 0.0, "reduce": 0.0, "replicas": 0.0}
+    if work.dp_size == 1:
+        return {"gather": 0.0, "reduce": 0.0, "dp_replicate": 0.0}
     units = work.model.layers + 1
     blocks, root = counts.blocks, counts.total - counts.blocks
     reductions = work.micro_batches if work.reduces_every else 1
     if not work.gathers:
-        return {"gather": 0.0, "reduce": 0.0, "replicas": _all_reduce(work.world, work.reduced * counts.total, cluster)}
+        return {
+            "gather": 0.0,
+            "reduce": 0.0,
+            "dp_replicate": _all_reduce(work.dp_size, work.reduced * counts.total, cluster),
+        }
     rounds = work.micro_batches if work.gathers == 2 else 1
     gathered = rounds * (work.gathers * blocks + root) * a
     hops = _ring_latency(work.shards, cluster)
     return {
         "gather": _ring(work.shards, gathered, cluster) + rounds * work.gathers * units * hops,
         "reduce": _ring(work.shards, reductions * work.reduced * counts.total, cluster) + reductions * units * hops,
-        "replicas": _between_replicas(work, work.reduced * counts.total, cluster),
+        "dp_replicate": _between_replicas(work, work.reduced * counts.total, cluster),
     }
 
 
@@ -293,16 +299,16 @@ def _ring_latency(ranks: int, cluster: Cluster) -> float:
 
 def _between_replicas(work: Work, size: float, cluster: Cluster) -> float:
     """The all-reduce of each rank's shard with the same shard elsewhere: all ranks of a node share its network."""
-    R, S = work.replicas, work.shards
+    R, S = work.dp_replicate, work.shards
     if R == 1:
         return 0.0
     volume = 2 * (R - 1) / R * size / S
-    together = min(cluster.node, work.world)
-    if work.world <= cluster.node:
+    together = min(cluster.node, work.dp_size)
+    if work.dp_size <= cluster.node:
         return volume / (_LINK * cluster.gpu.link)
     if cluster.node <= S:
         return volume * cluster.node / (_NETWORK * cluster.network)
-    # Several replicas in a node are summed there first
+    # Several dp_replicate in a node are summed there first
     return volume / (_LINK * cluster.gpu.link) + 2 * size / (_NETWORK * cluster.network) * (together / cluster.node)
 
 

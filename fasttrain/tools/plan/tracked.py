@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fasttrain import config
-from fasttrain.distributed.parallelize import before_backward, distribute
+from fasttrain.distributed.parallelize import before_backward, parallelize
 from fasttrain.model import Decoder
 from fasttrain.optim import clip, make_optimizer
 from fasttrain_kernels._registration import kernels_on_cpu
@@ -46,8 +46,8 @@ def _finished(grad: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return grad if grad.dtype == dtype else torch.empty(grad.shape, dtype=dtype, device=grad.device)
 
 
-def _mesh(parallel: config.Parallel, world: int) -> DeviceMesh:
-    shape = (world,) if parallel.replicas == 1 else (parallel.replicas, world // parallel.replicas)
+def _mesh(parallel: config.ParallelConfig, world: int) -> DeviceMesh:
+    shape = (world,) if parallel.dp_replicate == 1 else (parallel.dp_replicate, world // parallel.dp_replicate)
     return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
 
 
@@ -55,7 +55,7 @@ def _tracked(settings: config.Config, vocab: int, runtime: Any) -> dict[str, int
     parallel, batch = settings.parallel, settings.batch
     with torch.device("meta"):
         model = Decoder(settings.model, vocab=vocab, sequence=settings.data.sequence)
-    distribute(model, parallel, runtime, compiled=False)
+    parallelize(model, parallel, runtime, compiled=False)
     model.to_empty(device="cpu")
     optimizer = make_optimizer(model, settings.optim, torch.device("cpu"))
     tokens, targets = (torch.zeros(batch.micro, settings.data.sequence, dtype=torch.int64) for _ in range(2))

@@ -23,7 +23,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from fasttrain.distributed.runtime import Runtime
-from fasttrain.metrics import Lap
+from fasttrain.metrics import PhaseTimes
 from fasttrain.tools.profiling.memory import memory_of
 from fasttrain.tools.profiling.ops import op_lines, split_line
 
@@ -40,14 +40,14 @@ class Profiler:
         runtime: Runtime,
         *,
         steps: int,  # to profile
-        done: int,  # steps of the run before this process
-        tell: Callable[[str], None],
+        completed: int,  # steps of the run before this process
+        on_progress: Callable[[str], None],
     ) -> None:
-        self._directory, self._runtime, self._steps, self._tell = directory, runtime, steps, tell
-        self._before = done + WARM_UP
+        self._directory, self._runtime, self._steps, self._on_progress = directory, runtime, steps, on_progress
+        self._before = completed + WARM_UP
         self._on_gpu = runtime.device.type == "cuda"
         self._begun = 0  # steps, in this process
-        self._laps: list[Lap] = []  # of the profiled ones
+        self._phases: list[PhaseTimes] = []  # of the profiled ones
         self._profile: profile | None = None  # None: it has not begun, or is done
 
     def begin_step(self) -> bool:
@@ -64,13 +64,13 @@ class Profiler:
         with _quiet():
             self._profile.step()
         if self._begun > WARM_UP + self._steps:
-            self._tell_all()
+            self._report()
         return True
 
-    def lap(self, lap: Lap) -> None:
-        """The split of the step that has just ended."""
+    def end_step(self, phases: PhaseTimes) -> None:
+        """Take the phases of the step that has just ended."""
         if self._profile is not None and self._begun > WARM_UP:
-            self._laps.append(lap)
+            self._phases.append(phases)
 
     def __enter__(self) -> Profiler:
         return self
@@ -80,10 +80,10 @@ class Profiler:
             return
         with _quiet():
             self._profile.stop()
-        if kind is None and self._laps:
-            self._tell_all()
+        if kind is None and self._phases:
+            self._report()
         elif kind is None:
-            self._tell(f"nothing was profiled: the run ended within the {WARM_UP} steps that are left alone")
+            self._on_progress(f"nothing was profiled: the run ended within the {WARM_UP} steps that are left alone")
 
     def _started(self) -> profile:
         made = profile(
@@ -95,7 +95,7 @@ class Profiler:
         made.start()
         return made
 
-    def _tell_all(self) -> None:
+    def _report(self) -> None:
         assert self._profile is not None
         watched, self._profile = self._profile, None
         try:
@@ -103,11 +103,11 @@ class Profiler:
         except (OSError, RuntimeError) as error:  # a full disk; no profile is worth a run
             lines = [f"the profile could not be written: {error}"]
         for line in lines:
-            self._tell(line)
+            self._on_progress(line)
 
     def _written(self, watched: profile) -> list[str]:
         """The files are; what there is to say about them."""
-        last = self._before + len(self._laps)
+        last = self._before + len(self._phases)
         self._directory.mkdir(parents=True, exist_ok=True)
         name = f"rank{self._runtime.rank}-step{last}"
         trace, memory = self._directory / f"trace-{name}.json.gz", self._directory / f"memory-{name}.json"
@@ -120,8 +120,8 @@ class Profiler:
             memory.write_text(json.dumps(memory_of(events)))
         return [
             f"profiled steps {self._before + 1} to {last}",
-            split_line([lap.seconds() for lap in self._laps]),
-            *op_lines(events, steps=len(self._laps), on_gpu=self._on_gpu),
+            split_line([phases.seconds() for phases in self._phases]),
+            *op_lines(events, steps=len(self._phases), on_gpu=self._on_gpu),
             f"trace: {trace} (open it at ui.perfetto.dev)",
             f"memory: {memory}{' (open it at pytorch.org/memory_viz)' if self._on_gpu else ''}",
         ]

@@ -5,7 +5,7 @@
 reading -> a Record of each run;  content -> what the page says of it, decimated;  page -> HTML;  picture -> PNG
 """
 
-from fasttrain.tools.report.page import write_page, write_report
+from fasttrain.tools.report.page import ReportRefresher, write_page, write_report
 from fasttrain.tools.report.reading import Record, read_records
 
-__all__ = ["Record", "read_records", "write_page", "write_report"]
+__all__ = ["Record", "ReportRefresher", "read_records", "write_page", "write_report"]

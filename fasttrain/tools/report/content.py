@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from fasttrain.config import Config, to_toml
+from fasttrain.config import Config
+from fasttrain.config_toml import to_toml
+from fasttrain.events import Event, EventKind, Severity
 from fasttrain.tools.report.decimate import bucket_starts, bucketed
-from fasttrain.tools.report.events import SAMPLE, Incident
-from fasttrain.tools.report.reading import Record, Saved, flat
+from fasttrain.tools.report.reading import CheckpointEntry, Record, flat
 from fasttrain.tools.report.state import State
 
 NUMBERS = 220_000  # in all curves of a page: about 1.5 MB
@@ -59,7 +59,7 @@ def figures(record: Record) -> dict[str, Any]:
         tokens_per_second=_median(columns["tokens_per_second"]),
         mfu=_median(columns["mfu"]),
         memory=_highest(columns["memory"]),
-        incidents=sum(incident.level in ("bad", "warning") for incident in record.incidents),
+        incidents=sum(incident.severity in (Severity.ERROR, Severity.WARNING) for incident in record.incidents),
         rollbacks=sum(incident.kind == "rollback" for incident in record.incidents),
     )
 
@@ -70,8 +70,8 @@ def _run(record: Record, state: State, points: int) -> dict[str, Any]:
     places = [int(np.searchsorted(steps, incident.step)) for incident in _by_weight(record.incidents)]
     starts = bucket_starts(len(columns), points, [place for place in places if place < len(steps)])
     ends = np.append(starts[1:], len(columns)) - 1
-    samples = [incident for incident in record.incidents if incident.kind == SAMPLE]
-    others = [incident for incident in record.incidents if incident.kind != SAMPLE]
+    samples = [incident for incident in record.incidents if incident.kind == EventKind.SAMPLE]
+    others = [incident for incident in record.incidents if incident.kind != EventKind.SAMPLE]
     return dict(
         name=record.name,
         path=str(record.path),
@@ -105,10 +105,10 @@ def _curves(record: Record) -> list[str]:
     return [name for name in record.columns.names if name not in HIDDEN]
 
 
-def _by_weight(incidents: list[Incident]) -> list[Incident]:
+def _by_weight(incidents: list[Event]) -> list[Event]:
     """Those first that deserve a close look."""
-    order = ("bad", "action", "warning")
-    return sorted((i for i in incidents if i.level in order), key=lambda incident: order.index(incident.level))
+    order = (Severity.ERROR, Severity.ACTION, Severity.WARNING)
+    return sorted((i for i in incidents if i.severity in order), key=lambda incident: order.index(incident.severity))
 
 
 def _places(record: Record, steps: np.ndarray, times: np.ndarray) -> dict[str, np.ndarray]:
@@ -163,12 +163,12 @@ def _main_validations(record: Record) -> list[dict[str, Any]]:
     return [line for line in lines if line.get("loss") is not None and math.isfinite(line["loss"])]
 
 
-def _incident(record: Record, incident: Incident) -> dict[str, Any]:
+def _incident(record: Record, incident: Event) -> dict[str, Any]:
     places = _places(record, np.array([incident.step]), np.array([incident.time]))
     x = {axis: float(value[0]) for axis, value in places.items()}
     if incident.tokens is not None:
         x["tokens"] = float(incident.tokens)
-    content = asdict(incident) | dict(level=incident.level, x=x)
+    content = incident.line() | dict(severity=incident.severity, x=x)
     del content["tokens"]
     content["text"] = _cut(incident.text)
     content["evidence"] = {str(key): _cut(_shown(value)) for key, value in incident.evidence.items()}
@@ -184,7 +184,7 @@ def _latest(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda line: line["step"])
 
 
-def _checkpoints(checkpoints: list[Saved]) -> list[dict[str, Any]]:
+def _checkpoints(checkpoints: list[CheckpointEntry]) -> list[dict[str, Any]]:
     standing = [saved for saved in checkpoints if saved.state in ("published", "sound")]
     scored = [saved for saved in standing if saved.loss is not None and math.isfinite(saved.loss)]
     best = min(scored, key=lambda saved: (saved.loss, -saved.step), default=None)

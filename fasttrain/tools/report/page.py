@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import fasttrain
+from fasttrain.rundir import RunDir
 from fasttrain.tools.report.content import page_content
 from fasttrain.tools.report.reading import Record, catch_up, read_records
 from fasttrain.tools.report.state import state_of
@@ -94,3 +95,17 @@ def _asset(name: str) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+class ReportRefresher:
+    """Keeps the page of a run up to date; not too often, since it takes some 50 ms."""
+
+    INTERVAL = 30.0  # seconds, as often as a page that is looked at reloads itself
+
+    def __init__(self, run: RunDir) -> None:
+        self._run, self._due = run, 0.0
+
+    def __call__(self, running: bool) -> None:
+        if not running or time.monotonic() >= self._due:
+            self._due = time.monotonic() + self.INTERVAL
+            write_report([self._run.path], self._run.report, running=running)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from fasttrain.events import Event, Severity
 from fasttrain.tools.report.decimate import Buckets, bucket_starts, bucketed
-from fasttrain.tools.report.events import Incident, Level
 from fasttrain.tools.report.reading import Record
 
 try:
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = ("#0b6bb3", "#cf5c0a", "#0c8562", "#a6508f", "#a87b00", "#2b96c4", "#6b6f76", "#8a4b2d")
-LEVELS: dict[Level, str] = {"bad": "#c4232d", "action": "#6b46b3", "warning": "#b06f00"}  # notes are not drawn
+LEVELS: dict[Severity, str] = {
+    Severity.ERROR: "#c4232d",
+    Severity.ACTION: "#6b46b3",
+    Severity.WARNING: "#b06f00",
+}  # information is not drawn
 PARTS = {
     **{"data": "#e69f00", "wait": "#d9c93a", "forward": "#56b4e9"},
     **{"backward": "#0072b2", "optimizer": "#009e73", "record": "#9aa1aa"},
@@ -137,21 +141,21 @@ def _finish(ax: Axes, records: Sequence[Record], title: str, *, labels: bool) ->
     if labels:
         ax.legend(frameon=False, fontsize=9, loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.2)
     for step, incidents in _by_place(records).items():
-        first = min(incidents, key=lambda incident: list(LEVELS).index(incident.level))
-        ax.axvline(step, color=LEVELS[first.level], lw=0.8, alpha=0.6)
+        first = min(incidents, key=lambda incident: list(LEVELS).index(incident.severity))
+        ax.axvline(step, color=LEVELS[first.severity], lw=0.8, alpha=0.6)
         if labels:
             kinds = ", ".join(dict.fromkeys(incident.kind for incident in incidents))
             ax.annotate(
                 kinds, (step, 1), xycoords=("data", "axes fraction"), xytext=(3, -2), textcoords="offset points",
-                rotation=90, va="top", fontsize=8, color=LEVELS[first.level],
+                rotation=90, va="top", fontsize=8, color=LEVELS[first.severity],
             )  # fmt: skip
 
 
-def _by_place(records: Sequence[Record]) -> dict[int, list[Incident]]:
+def _by_place(records: Sequence[Record]) -> dict[int, list[Event]]:
     """Those that would be drawn upon each other are together."""
-    found = [incident for record in records for incident in record.incidents if incident.level in LEVELS]
+    found = [incident for record in records for incident in record.incidents if incident.severity in LEVELS]
     near = max(record.columns["step"][-1] for record in records) / 80
-    places: dict[int, list[Incident]] = {}
+    places: dict[int, list[Event]] = {}
     for incident in sorted(found, key=lambda incident: incident.step):
         last = next(reversed(places), None)
         place = incident.step if last is None or incident.step - last > near else last

@@ -15,19 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fasttrain import config
-from fasttrain.checkpoint import Checkpoint, published
+from fasttrain.checkpoint import Checkpoint, committed_paths
 from fasttrain.data.manifest import NAME as DATASET
-from fasttrain.data.segments import NAME as BATCHES
-from fasttrain.metrics import read_evaluations, read_incidents, read_validations
-from fasttrain.metrics.jsonl import METRICS
+from fasttrain.events import STARTS, Event
+from fasttrain.metrics import read_evaluations, read_events, read_validations
 from fasttrain.model import num_parameters
+from fasttrain.rundir import RunDir
 from fasttrain.tools.report.clock import Clock
 from fasttrain.tools.report.columns import Columns, columns_of
-from fasttrain.tools.report.events import BEGINS, Incident
-from fasttrain.train.resume import CHECKPOINTS
 
 
-class Saved(NamedTuple):
+class CheckpointEntry(NamedTuple):
     """A checkpoint on the disk."""
 
     path: Path
@@ -48,8 +46,8 @@ class Record:
     columns: Columns
     validations: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
-    incidents: list[Incident]
-    checkpoints: list[Saved]
+    incidents: list[Event]
+    checkpoints: list[CheckpointEntry]
     settings: dict[str, Any]  # key with dots and value, as in config.toml; empty: there is none
     clock: Clock
     facts: dict[str, Any]  # parameters, hardware, ranks: as far as they are known
@@ -87,31 +85,31 @@ def _read(run: Path, name: str, *, verify: bool) -> Record:
     columns = columns_of(_metrics(run))
     columns.refresh()
     if not len(columns):
-        raise ValueError(f"{run / METRICS} has no step yet; wait for the first one")
-    incidents = [Incident.of(line) for line in read_incidents(run)]
+        raise ValueError(f"{RunDir(run).metrics} has no step yet; wait for the first one")
+    incidents = [Event.of(line) for line in read_events(run)]
     settings = _settings(run)
     written = [columns["time"], *(gone["time"] for gone in columns.taken_back), [i.time for i in incidents]]
     moments = np.concatenate([np.asarray(times, dtype=np.float64) for times in written])
-    starts = np.array(sorted(incident.time for incident in incidents if incident.kind in BEGINS))
+    starts = np.array(sorted(incident.time for incident in incidents if incident.kind in STARTS))
     return Record(
         path=run, name=name, columns=columns, incidents=incidents, settings=flat(settings),
         validations=read_validations(run),
         evaluations=read_evaluations(run),
-        checkpoints=_checkpoints(run / CHECKPOINTS, verify=verify),
+        checkpoints=_checkpoints(RunDir(run).checkpoints, verify=verify),
         clock=Clock(starts, np.sort(moments[np.isfinite(moments)])),
         facts=_facts(run, settings, incidents),
     )  # fmt: skip
 
 
 def _metrics(run: Path) -> Path:
-    path = run / METRICS
+    path = RunDir(run).metrics
     if not run.is_dir():
         raise FileNotFoundError(f"{run} {'is not a directory' if run.exists() else 'does not exist'}; name a run")
     if not path.exists():
-        traces = (run / "config.toml", run / BATCHES)
+        traces = (RunDir(run).config, RunDir(run).segments)
         if any(trace.exists() for trace in traces):
-            raise ValueError(f"{run} has no {METRICS} yet; wait for the first step")
-        raise ValueError(f"{run} is not the directory of a run: it has no {METRICS}")
+            raise ValueError(f"{run} has no {path.name} yet; wait for the first step")
+        raise ValueError(f"{run} is not the directory of a run: it has no {path.name}")
     return path
 
 
@@ -132,13 +130,13 @@ def _settings(run: Path) -> dict[str, Any]:
         return {}
 
 
-def _checkpoints(directory: Path, *, verify: bool) -> list[Saved]:
+def _checkpoints(directory: Path, *, verify: bool) -> list[CheckpointEntry]:
     aside = sorted(directory.glob("aside-step-*")) if directory.is_dir() else []
-    found = [_saved(path, verify=verify) for path in (*published(directory), *aside)]
+    found = [_saved(path, verify=verify) for path in (*committed_paths(directory), *aside)]
     return sorted(found, key=lambda saved: saved.step)
 
 
-def _saved(path: Path, *, verify: bool) -> Saved:
+def _saved(path: Path, *, verify: bool) -> CheckpointEntry:
     is_aside = path.name.startswith("aside-")
     step, time = int(path.name.removeprefix("aside-").split("-")[1]), 0.0
     try:
@@ -148,35 +146,35 @@ def _saved(path: Path, *, verify: bool) -> Saved:
             checkpoint.verify()
     except Exception as error:  # whatever the disk does, it is this checkpoint that has it
         trouble = str(error).removeprefix("checkpoint: ").removesuffix("; resume from an earlier one")
-        return Saved(path, step, time, None, None, "damaged", trouble)
+        return CheckpointEntry(path, step, time, None, None, "damaged", trouble)
     state = "aside" if is_aside else "sound" if verify else "published"
-    return Saved(path, checkpoint.step, time, checkpoint.bytes, checkpoint.loss, state)
+    return CheckpointEntry(path, checkpoint.step, time, checkpoint.bytes, checkpoint.loss, state)
 
 
-def _facts(run: Path, settings: dict[str, Any], incidents: list[Incident]) -> dict[str, Any]:
+def _facts(run: Path, settings: dict[str, Any], incidents: list[Event]) -> dict[str, Any]:
     """What its last beginning says; what it leaves out, as far as files tell."""
     facts: dict[str, Any] = {}
     for incident in incidents:
-        if incident.kind in BEGINS:
+        if incident.kind in STARTS:
             facts |= incident.evidence
     try:
-        stretch = json.loads((run / BATCHES).read_text().splitlines()[-1])
-        facts.setdefault("world", stretch["world"])
+        segment = json.loads(RunDir(run).segments.read_text().splitlines()[-1])
+        facts.setdefault("world_size", segment["dp_size"])
     except (OSError, ValueError, LookupError):
-        stretch = {}
+        segment = {}
     if "parameters" not in facts:
         # Settings of another version, or data that is gone: then they are not known.
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            facts["parameters"] = _parameters(settings["model"], stretch)
+            facts["parameters"] = _parameters(settings["model"], segment)
     return facts
 
 
-def _parameters(model: dict[str, Any], stretch: dict[str, Any]) -> int:
-    known = {field.name for field in dataclasses.fields(config.Model)}
+def _parameters(model: dict[str, Any], segment: dict[str, Any]) -> int:
+    known = {field.name for field in dataclasses.fields(config.ModelConfig)}
     vocab = model["vocab"]
     if vocab == "None":  # of the data, as train.py rounds it up
-        data = stretch["data"]
+        data = segment["data"]
         path = data["path"] or next(iter(data["mixture"].values()))["path"]
         vocab = -(-json.loads((Path(path) / DATASET).read_text())["vocab"] // 64) * 64
-    settings = config.Model(**{key: value for key, value in model.items() if key in known} | dict(vocab=vocab))
+    settings = config.ModelConfig(**{key: value for key, value in model.items() if key in known} | dict(vocab=vocab))
     return num_parameters(settings, vocab).total

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fasttrain.tools.report.events import BEGINS, ENDS, FAILURES, FINISH, Incident
+from fasttrain.events import ENDS, FAILURES, STARTS, Event, EventKind
 from fasttrain.tools.report.reading import Record
 
 LOCK = ".lock"  # that a run holds while it lives (process.alone_in)
@@ -33,20 +33,20 @@ def state_of(record: Record, *, running: bool | None = None, now: float | None =
         if incident.kind in FAILURES or (incident.kind == "failed save" and incident.step >= done):
             return State("failed", incident.text)
         if incident.kind in ENDS:
-            return State("finished" if incident.kind == FINISH else "stopped", incident.text)
+            return State("finished" if incident.kind == EventKind.FINISH else "stopped", incident.text)
     if planned is not None and done >= planned:
         return State("finished")
     moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.last_written))
     return State("failed", f"no word since {moment}: killed, or crashed")
 
 
-def _since_beginning(incidents: list[Incident]) -> list[Incident]:
+def _since_beginning(incidents: list[Event]) -> list[Event]:
     """What the newest process of the run has said."""
-    first = max((place for place, incident in enumerate(incidents) if incident.kind in BEGINS), default=0)
+    first = max((place for place, incident in enumerate(incidents) if incident.kind in STARTS), default=0)
     return incidents[first:]
 
 
-def _is_alive(record: Record, since: list[Incident], done: int, planned: int | None, now: float) -> bool:
+def _is_alive(record: Record, since: list[Event], done: int, planned: int | None, now: float) -> bool:
     """A lock that is held says yes. One that is free says nothing: the run may be on another machine."""
     if _is_locked(record.path / LOCK):
         return True

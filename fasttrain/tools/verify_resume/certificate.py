@@ -40,7 +40,7 @@ def certify(trial: Trial, directory: Path, report: Report) -> dict[str, Any]:
     runs = Runs(directory, report)
     runs.finish("whole", trial.settings, trial.ranks)
     parts = [_killed(trial, runs), _moved(trial, runs)]
-    facts = runs.checkpoints("whole")[trial.kill_at].facts
+    facts = runs.checkpoints("whole")[trial.kill_at].metadata
     device = torch.device("cuda" if trial.gpus else "cpu")
     certificate = {
         "format": FORMAT,

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fasttrain.checkpoint import Checkpoint, list_checkpoints, published
-from fasttrain.config import Config, to_toml
-from fasttrain.metrics import read_incidents, read_metrics
-from fasttrain.process import kill_tree
-from fasttrain.train.resume import CHECKPOINTS
+from fasttrain.checkpoint import Checkpoint, committed_paths, list_checkpoints
+from fasttrain.config import Config
+from fasttrain.config_toml import to_toml
+from fasttrain.metrics import read_events, read_metrics
+from fasttrain.rundir import RunDir
 
 TRAINER = ("-m", "fasttrain.train")
 MISTAKE = "fasttrain.train: error: "  # what its words about a user's mistake begin with
@@ -40,7 +43,9 @@ class Runs:
 
     def checkpoints(self, name: str) -> dict[int, Checkpoint]:
         """By step."""
-        return {checkpoint.step: checkpoint for checkpoint in list_checkpoints(self._directory / name / CHECKPOINTS)}
+        return {
+            checkpoint.step: checkpoint for checkpoint in list_checkpoints(RunDir(self._directory / name).checkpoints)
+        }
 
     def steps(self, name: str) -> dict[int, dict[str, Any]]:
         """Figures by step."""
@@ -48,7 +53,7 @@ class Runs:
 
     def resumed_from(self, name: str) -> int:
         """The step that it went on from by its own account; 0: it began anew."""
-        incidents = read_incidents(self._directory / name)
+        incidents = read_events(self._directory / name)
         return max((event["step"] for event in incidents if event["kind"] == "resume"), default=0)
 
     def finish(self, name: str, settings: Config, ranks: int) -> None:
@@ -76,7 +81,7 @@ class Runs:
                 start_new_session=True,  # Ctrl-C is for this process alone, which then ends the run
             )  # fmt: skip
             try:
-                self._watch(process, f"{what}, on {ranks} rank{'s' * (ranks > 1)}", out / CHECKPOINTS, kill_at)
+                self._watch(process, f"{what}, on {ranks} rank{'s' * (ranks > 1)}", RunDir(out).checkpoints, kill_at)
             finally:
                 killed = process.poll() is None
                 if killed:
@@ -91,7 +96,7 @@ class Runs:
         saved, since, took = 0, time.monotonic(), 0.0
         while process.poll() is None:
             self.report(what, saved)
-            newest = max((int(path.name.split("-")[1]) for path in published(directory)), default=0)
+            newest = max((int(path.name.split("-")[1]) for path in committed_paths(directory)), default=0)
             if newest > saved:
                 now = time.monotonic()
                 saved, since, took = newest, now, now - since if saved else 0.0
@@ -106,3 +111,31 @@ class Runs:
             raise ValueError("\n".join(log.rpartition(MISTAKE)[2].splitlines()[:_TAIL]))
         tail = "\n".join(log.splitlines()[-_TAIL:])
         raise RunFailed(f"the run {name!r} ended with exit code {code}; its last lines:\n{tail}")
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL to a process and all that it has started, torchrun's ranks for example; returns when none is left."""
+    tree = _stopped(pid)
+    for each in tree:
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+    while any(map(_is_running, tree)):
+        time.sleep(0.005)
+
+
+def _stopped(pid: int) -> list[int]:
+    """A process and its descendants, halted one by one so that none starts another before it is looked at."""
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]  # of every thread
+    except (ProcessLookupError, FileNotFoundError):  # it has ended meanwhile
+        return [pid]
+    return [pid, *(each for child in " ".join(lists).split() for each in _stopped(int(child)))]
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    return state not in "ZX"  # ended, and not asked about by its parent yet

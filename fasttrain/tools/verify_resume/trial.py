@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 
-from fasttrain.config import Config, to_toml
-from fasttrain.distributed.runtime import chosen_precision
-from fasttrain.train.resume import Change, changes
+from fasttrain.checkpoint.resume import Change, changed_settings
+from fasttrain.config import Config
+from fasttrain.config_toml import to_toml
+from fasttrain.distributed.runtime import resolve_precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class Trial:
 
     @property
     def precision(self) -> str:
-        return chosen_precision(self.settings.parallel.precision, torch.device("cuda" if self.gpus else "cpu"))
+        return resolve_precision(self.settings.parallel.precision, torch.device("cuda" if self.gpus else "cpu"))
 
     def moved(self, checkpoint: Path) -> Config:
         """The same for the other number of ranks, whose share of a step may need smaller micro-batches."""
@@ -70,7 +71,7 @@ def plan(
     short = shortened(settings, steps=steps, save_every=save_every)
     before = to_toml(replace(settings, out=Path("run"), resume="auto"))  # equal for equal runs, wherever they are
     return Trial(
-        settings=short, changed=changes(before, short), digest=hashlib.sha256(before.encode()).hexdigest(),
+        settings=short, changed=changed_settings(before, short), digest=hashlib.sha256(before.encode()).hexdigest(),
         kill_at=kill_at, ranks=ranks, other_ranks=other_ranks, gpus=gpus,
     )  # fmt: skip
 
@@ -91,7 +92,7 @@ def shortened(settings: Config, *, steps: int, save_every: int) -> Config:
 
 
 def _ranks(settings: Config, gpus: int, asked: int | None) -> int:
-    most, micro = gpus or settings.parallel.replicas, settings.batch.micro
+    most, micro = gpus or settings.parallel.dp_replicate, settings.batch.micro
     possible = (n for n in range(most, 0, -1) if not _trouble(settings, gpus, n, micro))
     ranks = next(possible, most) if asked is None else asked
     if trouble := _trouble(settings, gpus, ranks, micro):
@@ -112,11 +113,11 @@ def _other_ranks(settings: Config, gpus: int, ranks: int, asked: int | None) -> 
 
 def _trouble(settings: Config, gpus: int, ranks: int, micro: int = 1) -> str:
     """Why the settings do not run on so many ranks; empty: they do."""
-    sequences, replicas = settings.batch.sequences, settings.parallel.replicas
+    sequences, replicas = settings.batch.sequences, settings.parallel.dp_replicate
     if gpus and ranks > gpus:
         return f"there are {gpus} GPUs"
     if ranks % replicas:
-        return f"it must be a multiple of parallel.replicas ({replicas})"
+        return f"it must be a multiple of parallel.dp_replicate ({replicas})"
     if sequences % (ranks * micro):
         return (
             f"batch.sequences ({sequences}) must be a multiple of {ranks * micro}, ranks times batch.micro ({micro}); "

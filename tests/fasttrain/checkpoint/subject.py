@@ -22,10 +22,10 @@ from fasttrain.optim import make_optimizer, make_scaler
 from tests import ranks
 
 CPU = torch.device("cpu")
-TINY = config.Model(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, ffn=48, tied_head=False)
+TINY = config.ModelConfig(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, ffn=48, tied_head=False)
 VOCAB = 67  # odd, so that shards differ in size
 FACTS = {"seed": 3, "tokens": 2**60 + 1, "loss": 0.1 + 0.2, "skipped": [[1, 2]], "name": "ä"}
-KEEP_ALL = config.Checkpoint(keep_last=99)
+KEEP_ALL = config.CheckpointConfig(keep_last=99)
 
 
 class Subject:
@@ -37,7 +37,7 @@ class Subject:
         *,
         steps: int = 0,
         seed: int = 0,
-        model: config.Model = TINY,
+        model: config.ModelConfig = TINY,
         mesh: tuple[int, ...] | None = None,  # (shards,) or (replicas, shards); None: shards on all ranks
     ) -> None:
         with torch.device("meta"):
@@ -50,7 +50,7 @@ class Subject:
             fully_shard(self.model, mesh=ranks)
         self.model.to_empty(device="cpu")
         self.model.init_weights(seed)
-        self.section = config.Optim(kind=kind, lr=1e-2)  # type: ignore[arg-type]
+        self.section = config.OptimConfig(kind=kind, lr=1e-2)  # type: ignore[arg-type]
         self.optimizer = make_optimizer(self.model, self.section, CPU)
         self.scaler = make_scaler("fp16", CPU)
         self.scaler.scale(torch.tensor(1.0))  # the scale comes into being with the first loss

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain.checkpoint import Checkpoint, find, list_checkpoints, newest_sound, published
+from fasttrain.checkpoint import Checkpoint, committed_paths, find, list_checkpoints, newest_valid
 from fasttrain.checkpoint.committed import NAME, directory_name
 from fasttrain.checkpoint.files import NewFile
 
@@ -22,7 +22,7 @@ FILES = ("__0_0.distcp", "__1_0.distcp", ".metadata")
 
 
 def make(directory: Path, step: int, *, loss: float | None = None, name: str | None = None) -> Checkpoint:
-    path = directory / (name or directory_name(step, published(directory)))
+    path = directory / (name or directory_name(step, committed_paths(directory)))
     path.mkdir(parents=True)
     records = []
     for number, file_name in enumerate(FILES):
@@ -99,11 +99,11 @@ def _swap(path: Path) -> None:
 def test_damage_is_named_and_the_checkpoint_before_is_used(tmp_path: Path, kind: str) -> None:
     older, newer = make(tmp_path, 7), make(tmp_path, 9)
     reports: list[str] = []
-    assert newest_sound(tmp_path, None, reports.append) == newer
+    assert newest_valid(tmp_path, None, reports.append) == newer
     assert reports == []
     damage, message = DAMAGES[kind]
     damage(newer.path)
-    assert newest_sound(tmp_path, None, reports.append) == older
+    assert newest_valid(tmp_path, None, reports.append) == older
     assert len(reports) == 1
     assert re.search(message, reports[0]), reports
     with pytest.raises(ValueError, match=message):
@@ -112,10 +112,10 @@ def test_damage_is_named_and_the_checkpoint_before_is_used(tmp_path: Path, kind:
 
 def test_without_a_sound_checkpoint_there_is_none(tmp_path: Path) -> None:
     reports: list[str] = []
-    assert newest_sound(tmp_path / "absent", None, reports.append) is None
+    assert newest_valid(tmp_path / "absent", None, reports.append) is None
     for step in (1, 2):
         (make(tmp_path, step).path / ".metadata").unlink()
-    assert newest_sound(tmp_path, None, reports.append) is None
+    assert newest_valid(tmp_path, None, reports.append) is None
     assert len(reports) == 2
 
 
@@ -144,7 +144,7 @@ def test_listing_shows_finished_checkpoints_by_step(tmp_path: Path) -> None:
     (make(tmp_path, 7).path / NAME).unlink()
     assert [c.step for c in list_checkpoints(tmp_path)] == [3, 20, 20, 100_000_000]
     assert [c.path for c in list_checkpoints(tmp_path)][2] == again.path
-    assert len(published(tmp_path)) == 5
+    assert len(committed_paths(tmp_path)) == 5
     assert list_checkpoints(tmp_path / "absent") == []
 
 

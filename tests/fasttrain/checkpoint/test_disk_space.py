@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from fasttrain import config
-from fasttrain.checkpoint import Checkpoint, Checkpoints, before_run, checkpoint_bytes, list_checkpoints, set_aside
+from fasttrain.checkpoint import Checkpoint, Checkpoints, before_run, checkpoint_bytes, list_checkpoints, quarantine
 from fasttrain.checkpoint.disk_space import before_save
 from fasttrain.checkpoint.files import NewFile
 from fasttrain.checkpoint.retention import expendable
@@ -45,7 +45,7 @@ def save(directory: Path, step: int, loss: float | None = None, size: int = 1000
 def test_before_a_run_counts_at_least_what_it_will_hold(
     tmp_path: Path, every: int, keep_last: int, keep_every: int, keep_best: bool
 ) -> None:
-    keep = config.Checkpoint(every=every, keep_last=keep_last, keep_every=keep_every, keep_best=keep_best)
+    keep = config.CheckpointConfig(every=every, keep_last=keep_last, keep_every=keep_every, keep_best=keep_best)
     steps, present, most = 430, [], 0
     for step in range(1, steps + 1):
         if step == steps or (every and step % every == 0):
@@ -64,7 +64,7 @@ def test_before_a_run_counts_at_least_what_it_will_hold(
 
 
 def test_what_a_run_holds_already_needs_no_room_again(tmp_path: Path) -> None:
-    keep = config.Checkpoint(every=10, keep_last=2, keep_best=False)
+    keep = config.CheckpointConfig(every=10, keep_last=2, keep_best=False)
     without = before_run(tmp_path, keep, size=1000, steps=100, statvfs=disk(10**9)).needed
     save(tmp_path, 10)
     assert before_run(tmp_path, keep, size=1000, steps=100, statvfs=disk(10**9)).needed == without - 1000
@@ -73,7 +73,7 @@ def test_what_a_run_holds_already_needs_no_room_again(tmp_path: Path) -> None:
 def test_before_a_save_only_what_is_needed_goes(tmp_path: Path) -> None:
     size = 10 * MB
     paths = [save(tmp_path, step, loss, size) for step, loss in ((10, 1.0), (20, 2.0), (30, 3.0), (40, 4.0))]
-    keep = config.Checkpoint(keep_last=2, keep_best=True)
+    keep = config.CheckpointConfig(keep_last=2, keep_best=True)
 
     def room(free: int):
         return before_save(tmp_path, keep, size=size, step=50, statvfs=disk(RESERVE + free))
@@ -88,16 +88,16 @@ def test_before_a_save_only_what_is_needed_goes(tmp_path: Path) -> None:
 
 def test_the_newest_never_goes_first(tmp_path: Path) -> None:
     save(tmp_path, 10, None, 10 * MB)
-    keep = config.Checkpoint(keep_last=1, keep_best=False)
+    keep = config.CheckpointConfig(keep_last=1, keep_best=False)
     assert before_save(tmp_path, keep, size=10 * MB, step=20, statvfs=disk(RESERVE)).state == "not enough"
     assert before_save(tmp_path / "none", keep, size=10 * MB, step=20, statvfs=disk(0)).state == "not enough"
 
 
 def test_what_was_set_aside_goes_first_and_its_room_counts(tmp_path: Path) -> None:
-    size, keep = 10 * MB, config.Checkpoint(every=10, keep_last=2, keep_best=False)
+    size, keep = 10 * MB, config.CheckpointConfig(every=10, keep_last=2, keep_best=False)
     for step in (10, 20, 30, 40):
         save(tmp_path, step, None, size)
-    set_aside(list_checkpoints(tmp_path)[-1:], None)
+    quarantine(list_checkpoints(tmp_path)[-1:], None)
     room = before_save(tmp_path, keep, size=size, step=40, statvfs=disk(RESERVE + MB))
     assert [path.name.rpartition("-")[0] for path in room.prune] == ["aside-step-00000040"]
     room = before_save(tmp_path, keep, size=size, step=40, statvfs=disk(RESERVE + MB - size))
@@ -119,7 +119,7 @@ def test_free_bytes_are_the_users_and_of_the_nearest_directory(tmp_path: Path) -
 
 
 def test_texts_have_the_numbers_and_the_remedy(tmp_path: Path) -> None:
-    keep = config.Checkpoint(keep_last=1, keep_best=False)
+    keep = config.CheckpointConfig(keep_last=1, keep_best=False)
     save(tmp_path, 10, None, 10 * MB)
     save(tmp_path, 20, None, 10 * MB)
     room = before_save(tmp_path, keep, size=10 * MB, step=30, statvfs=disk(RESERVE + MB))

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from fasttrain import config
-from fasttrain.checkpoint import Checkpoint, Checkpoints, Failed, Saved, newest_sound, restore, saver, set_aside
+from fasttrain.checkpoint import Checkpoint, Checkpoints, Failed, Saved, newest_valid, quarantine, restore, saver
 from fasttrain.checkpoint.files import NewFile
 from tests.fasttrain.checkpoint.subject import FACTS, KEEP_ALL, Subject, assert_equal, run_ranks
 
@@ -47,7 +47,7 @@ def save_and_restore(group: dist.ProcessGroup, directory: Path) -> None:
             subject.train(2)  # while it is being written, with collectives of its own
             (outcome,) = checkpoints.close()
         assert isinstance(outcome, Saved), outcome
-        checkpoint = newest_sound(directory / kind, group, pytest.fail)
+        checkpoint = newest_valid(directory / kind, group, pytest.fail)
         assert checkpoint == Checkpoint.read(outcome.path)
         assert outcome.bytes == checkpoint.bytes
         fresh = Subject(kind, seed=1)
@@ -63,7 +63,7 @@ def restore_elsewhere(group: dist.ProcessGroup, directory: Path) -> None:
     """On another number of ranks, and from replicas (HSDP) to shards: whole tensors are equal."""
     for kind in KINDS:
         expected = torch.load(directory / f"{kind}.expected")
-        checkpoint = newest_sound(directory / kind, group, pytest.fail)
+        checkpoint = newest_valid(directory / kind, group, pytest.fail)
         assert checkpoint is not None
         assert {file.name for file in checkpoint.files} == {".metadata", "__0_0.distcp", "__1_0.distcp"}
         fresh = Subject(kind, seed=1, mesh=(2, 2) if dist.get_world_size() == 4 else None)
@@ -86,7 +86,7 @@ def test_two_ranks_continue_bitwise_and_one_or_four_have_equal_tensors(tmp_path:
 
 def fail_on_one(group: dist.ProcessGroup, directory: Path) -> None:
     subject = Subject(steps=1)
-    checkpoints = Checkpoints(directory, config.Checkpoint(keep_last=1), group=group)
+    checkpoints = Checkpoints(directory, config.CheckpointConfig(keep_last=1), group=group)
     first = subject.saved(checkpoints)
     for failing in (0, 1):
         write = NewFile.write
@@ -103,7 +103,7 @@ def fail_on_one(group: dist.ProcessGroup, directory: Path) -> None:
         ]
         dist.barrier()
         assert os.listdir(directory / first.path.name)
-        assert newest_sound(directory, group, pytest.fail) == first
+        assert newest_valid(directory, group, pytest.fail) == first
     dist.barrier()
     assert subject.saved(checkpoints).step == 3
     cannot_copy = dist.get_rank() == 1
@@ -141,14 +141,14 @@ def damage(group: dist.ProcessGroup, directory: Path) -> None:
         (saved[1].path / "checkpoint.json").unlink()
     dist.barrier()
     reports: list[str] = []
-    assert newest_sound(directory, group, reports.append) == saved[0]
+    assert newest_valid(directory, group, reports.append) == saved[0]
     assert len(reports) == 3
     assert "step-00000004/__1_0.distcp is truncated: it has 1000 bytes" in reports[0]
     assert "step-00000003/__0_0.distcp is damaged: its sha256 is" in reports[1]
     assert "step-00000002 has no checkpoint.json" in reports[2]
     with pytest.raises(ValueError, match="step-00000004/__1_0.distcp is truncated"):
         saved[3].verify(group)
-    set_aside(saved[2:], group)
+    quarantine(saved[2:], group)
     dist.barrier()
     assert [path.exists() for path in (c.path for c in saved)] == [True, True, False, False]
 

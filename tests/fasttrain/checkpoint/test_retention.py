@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasttrain import config
-from fasttrain.checkpoint import Checkpoint, find, list_checkpoints, set_aside
+from fasttrain.checkpoint import Checkpoint, find, list_checkpoints, quarantine
 from fasttrain.checkpoint.retention import clear_leftovers, delete, expendable
 
 
@@ -28,7 +28,7 @@ def write(directory: Path, step: int, name: str | None = None) -> Checkpoint:
 
 
 def kept(checkpoints: list[Checkpoint], **rules: object) -> list[int]:
-    gone = expendable(checkpoints, config.Checkpoint(**{"keep_best": False, **rules}))  # type: ignore[arg-type]
+    gone = expendable(checkpoints, config.CheckpointConfig(**{"keep_best": False, **rules}))  # type: ignore[arg-type]
     return [c.step for c in checkpoints if c not in gone]
 
 
@@ -45,7 +45,7 @@ def test_rules_add_up() -> None:
 
 def test_of_a_step_saved_again_only_the_last_stays() -> None:
     first, again = checkpoint(10), checkpoint(10, name="step-00000010-2")
-    assert expendable([first, again], config.Checkpoint(keep_last=9, keep_every=1)) == [first]
+    assert expendable([first, again], config.CheckpointConfig(keep_last=9, keep_every=1)) == [first]
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -60,7 +60,7 @@ def test_a_run_keeps_at_every_moment_what_its_rules_say(
     every: int, losses: list[float | None], keep_last: int, keep_best: bool, keep_every: int
 ) -> None:
     """One save after the other, each followed by pruning: no later rule misses what an earlier pruning took."""
-    rules = config.Checkpoint(keep_last=keep_last, keep_best=keep_best, keep_every=keep_every)
+    rules = config.CheckpointConfig(keep_last=keep_last, keep_best=keep_best, keep_every=keep_every)
     present: list[Checkpoint] = []
     for number, loss in enumerate(losses, 1):
         present.append(checkpoint(number * every, loss))
@@ -102,7 +102,7 @@ def test_leftovers_are_only_what_a_saver_left(tmp_path: Path) -> None:
 
 def test_set_aside_takes_checkpoints_out_of_the_run_and_keeps_them(tmp_path: Path) -> None:
     stays, *later = (write(tmp_path, step) for step in (1, 2, 3))
-    set_aside(later, None)
+    quarantine(later, None)
     assert list_checkpoints(tmp_path) == [stays]
     aside = sorted(path for path in tmp_path.iterdir() if path != stays.path)
     assert [path.name[:19] for path in aside] == ["aside-step-00000002", "aside-step-00000003"]

@@ -27,7 +27,7 @@ from fasttrain.checkpoint import (
     Failed,
     Saved,
     list_checkpoints,
-    newest_sound,
+    newest_valid,
     restore,
     retention,
     saver,
@@ -62,7 +62,7 @@ def names(directory: Path) -> list[str]:
 @pytest.mark.parametrize("settings", [KEEP_ALL, INLINE], ids=["background", "inline"])
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_a_new_process_continues_bitwise(
-    tmp_path: Path, group: dist.ProcessGroup, kind: str, settings: config.Checkpoint
+    tmp_path: Path, group: dist.ProcessGroup, kind: str, settings: config.CheckpointConfig
 ) -> None:
     subject = Subject(kind, steps=3)
     with Checkpoints(tmp_path, settings, group=group) as checkpoints:
@@ -420,7 +420,7 @@ def test_a_directory_that_cannot_be_made_is_an_error_at_once(tmp_path: Path, gro
 def test_old_checkpoints_go_only_after_a_success(
     tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = config.Checkpoint(keep_last=1, keep_best=True, keep_every=4)
+    settings = config.CheckpointConfig(keep_last=1, keep_best=True, keep_every=4)
     subject = Subject()
     with Checkpoints(tmp_path, settings, group=group) as checkpoints:
         for loss in (3.0, 1.0, 2.0, 4.0, None):
@@ -445,7 +445,7 @@ def test_what_cannot_be_deleted_is_told_and_the_new_checkpoint_counts(
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     subject = Subject(steps=1)
-    with Checkpoints(tmp_path, config.Checkpoint(keep_last=1), group=group) as checkpoints:
+    with Checkpoints(tmp_path, config.CheckpointConfig(keep_last=1), group=group) as checkpoints:
         subject.saved(checkpoints)
         monkeypatch.setattr(retention, "delete", delete)
         subject.train(1)
@@ -468,14 +468,14 @@ def test_a_step_saved_again_replaces_the_former_without_a_moment_of_neither(
         if old.parent == tmp_path:
             seen.append([c.path.name for c in list_checkpoints(tmp_path)])
 
-    with Checkpoints(tmp_path, config.Checkpoint(keep_last=1), group=group) as checkpoints:
+    with Checkpoints(tmp_path, config.CheckpointConfig(keep_last=1), group=group) as checkpoints:
         subject.saved(checkpoints)
         subject.train(1)
         subject.steps = 2
         monkeypatch.setattr(os, "rename", rename)
         again = subject.saved(checkpoints)
     assert seen == [["step-00000002", "step-00000002-2"], ["step-00000002-2"]]
-    assert newest_sound(tmp_path, group, pytest.fail) == again
+    assert newest_valid(tmp_path, group, pytest.fail) == again
     fresh = Subject(seed=1)
     restore(again, fresh.model, fresh.optimizer, fresh.scaler)
     assert_equal(fresh.tensors(), subject.tensors())
@@ -484,7 +484,7 @@ def test_a_step_saved_again_replaces_the_former_without_a_moment_of_neither(
 def test_the_one_just_saved_stays_though_later_steps_are_there(tmp_path: Path, group: dist.ProcessGroup) -> None:
     """A run that went back and did not set the later ones aside."""
     subject = Subject(steps=3)
-    with Checkpoints(tmp_path, config.Checkpoint(keep_last=1), group=group) as checkpoints:
+    with Checkpoints(tmp_path, config.CheckpointConfig(keep_last=1), group=group) as checkpoints:
         subject.saved(checkpoints)
         subject.steps = 2
         subject.saved(checkpoints)
@@ -526,7 +526,7 @@ def save_and_die(directory: Path, moment: int) -> None:
 
         return call
 
-    checkpoints = Checkpoints(directory, config.Checkpoint(keep_last=1), group=gloo())
+    checkpoints = Checkpoints(directory, config.CheckpointConfig(keep_last=1), group=gloo())
     for owner, name in ((NewFile, "close"), (saver, "sync"), (os, "rename"), (shutil, "rmtree"), (os, "unlink")):
         setattr(owner, name, deadly(getattr(owner, name)))
     Subject(steps=2).save(checkpoints)

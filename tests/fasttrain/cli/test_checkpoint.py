@@ -12,7 +12,6 @@ import torch.distributed as dist
 from fasttrain import cli
 from fasttrain.checkpoint import Checkpoint, Checkpoints, list_checkpoints
 from fasttrain.checkpoint.files import NewFile
-from fasttrain.process import alone_in
 from tests.fasttrain.checkpoint.subject import KEEP_ALL, Subject, gloo
 
 
@@ -146,7 +145,7 @@ def test_prune_never_deletes_the_only_sound_one(run: Path) -> None:
 
 
 def test_prune_leaves_a_run_that_trains_alone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with alone_in(run, is_first=True):
+    with alone_in(run, is_main=True):
         assert call("prune", run, "--keep", 1) == 2
     assert "another process is training in" in capsys.readouterr().err
     assert len(steps(run)) == 5

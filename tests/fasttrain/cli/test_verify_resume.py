@@ -15,11 +15,12 @@ import pytest
 
 from fasttrain import cli
 from fasttrain.checkpoint import Checkpoint
-from fasttrain.config import Config, load
-from fasttrain.process import _is_running
+from fasttrain.cli.parse import load
+from fasttrain.config import Config
 from fasttrain.recipes import RECIPES
 from fasttrain.tools.verify_resume import plan, runs
 from fasttrain.tools.verify_resume.certificate import _killed, _moved
+from fasttrain.tools.verify_resume.runs import _is_running
 from fasttrain.tools.verify_resume.trial import shortened
 
 SMALL = [
@@ -174,7 +175,7 @@ def test_the_digest_is_of_the_settings_and_not_of_their_place():
         (0, [], (1, 2)),
         (0, ["--batch.sequences", 3, "--batch.micro", 3], (1, 3)),
         (0, ["--batch.sequences", 1, "--batch.micro", 1], (1, 0)),
-        (0, ["--parallel.replicas", 2, "--batch.micro", 2], (2, 4)),
+        (0, ["--parallel.dp_replicate", 2, "--batch.micro", 2], (2, 4)),
         (8, ["--batch.micro", 1], (8, 4)),
         (8, ["--batch.micro", 4], (2, 1)),
         (8, ["--batch.micro", 4, "--parallel.device", "cpu"], (1, 2)),
@@ -200,7 +201,7 @@ def test_another_number_of_ranks_gets_micro_batches_that_fit():
         (["--steps", 4, "--kill-at", 4], "--kill-at 4 must be a step that is saved"),
         (["--steps", 8, "--kill-at", 4, "--save-every", 3], "a multiple of --save-every (3)"),
         (["--ranks", 2], "--ranks 2: batch.sequences (8) must be a multiple of 16, ranks times batch.micro (8)"),
-        (["--parallel.replicas", 2, "--ranks", 1], "--ranks 1: it must be a multiple of parallel.replicas (2)"),
+        (["--parallel.dp_replicate", 2, "--ranks", 1], "--ranks 1: it must be a multiple of parallel.dp_replicate (2)"),
         (["--other-ranks", 1], "--other-ranks 1 is the number of ranks itself"),
         (["--other-ranks", 3], "--other-ranks 3: batch.sequences (8) must be a multiple of 3"),
         (["--resume", "runs/base"], "--resume runs/base: the runs that are compared begin at step 0"),

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain.data import IGNORED, Batch, Batches, Component, Origin, Skip, TokenStream
+from fasttrain.data import IGNORED, Batch, Batches, Component, DataCursor, Skip, TokenStream
 
 LENGTHS = [7, 1, 1, 30, 2, 5, 8, 8, 8, 1, 40, 3, 16, 9]  # of documents, separator included
 
@@ -50,7 +50,7 @@ def test_a_step_is_the_same_batch_whenever_and_whoever_asks(stream):
 
 
 def test_a_skip_leaves_out_the_batches_of_some_steps_and_changes_no_other(stream):
-    whole, skipping = batches_of(stream), batches_of(stream, origin=Origin(skips=(Skip(3, 2), Skip(6, 1))))
+    whole, skipping = batches_of(stream), batches_of(stream, origin=DataCursor(skips=(Skip(3, 2), Skip(6, 1))))
     came = [step for step in range(12) if step not in (3, 4, 8)]
     assert all(same(skipping.at(step), whole.at(before)) for step, before in enumerate(came))
     assert skipping.used_at(7) == whole.used_at(10)
@@ -63,7 +63,7 @@ def test_a_later_skip_is_in_the_steps_that_earlier_ones_have_left(tmp_path_facto
     left = list(range(100))
     for skip in skips:
         del left[skip.step : skip.step + skip.steps]
-    whole, skipping = batches_of(stream), batches_of(stream, origin=Origin(skips=tuple(skips)))
+    whole, skipping = batches_of(stream), batches_of(stream, origin=DataCursor(skips=tuple(skips)))
     assert [skipping.used_at(step) for step in range(40)] == [whole.used_at(step) for step in left[:40]]
 
 
@@ -71,7 +71,7 @@ def test_a_later_skip_is_in_the_steps_that_earlier_ones_have_left(tmp_path_facto
 @given(
     weight=st.sampled_from([0.2, 1.0, 3.0]),
     epochs=st.sampled_from([0.0, 2.0]),
-    origin=st.sampled_from([Origin(), Origin(4, {"a": 13, "b": 30})]),
+    origin=st.sampled_from([DataCursor(), DataCursor(4, {"a": 13, "b": 30})]),
     skips=st.lists(st.builds(Skip, st.integers(5, 20), st.integers(1, 4)), max_size=2),
 )
 def test_the_steps_of_a_sample_are_those_whose_batches_hold_it(tmp_path_factory, weight, epochs, origin, skips):

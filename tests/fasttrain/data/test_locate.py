@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from fasttrain import cli, config
-from fasttrain.data import Batches, Origin, Skip, training_data
+from fasttrain.data import Batches, DataCursor, Skip, training_data
 from fasttrain.data.locate import SPLIT, documents_from, locate, seen, step_of_token, text_of
 from fasttrain.data.prepare import Settings, prepare
-from fasttrain.data.segments import NAME, Stretch, record, stretch_at, stretches, with_paths
+from fasttrain.data.segments import NAME, DataSegment, read_segments, record, segment_at, with_paths
 
 T = 16
 
@@ -34,37 +34,40 @@ def prepared(tmp_path_factory) -> Path:
     return root
 
 
-def stretch_of(data: config.Data, **changes) -> Stretch:
+def stretch_of(data: config.DataConfig, **changes) -> DataSegment:
     opened = training_data(data)
-    stretch = Stretch(
-        step=0, origin=Origin(), sequences=6, world=2, data=with_paths(data, opened), datasets=opened.digests
+    segment = DataSegment(
+        step=0, origin=DataCursor(), sequences=6, world=2, data=with_paths(data, opened), datasets=opened.digests
     )
-    return replace(stretch, **changes)
+    return replace(segment, **changes)
 
 
 @pytest.fixture
-def text(prepared) -> config.Data:
-    return config.Data(path=prepared / "a", sequence=T)
+def text(prepared) -> config.DataConfig:
+    return config.DataConfig(path=prepared / "a", sequence=T)
 
 
 @pytest.fixture
-def mixed(prepared) -> config.Data:
-    parts = {"a": config.Component(path=prepared / "a", weight=2), "b": config.Component(path=prepared / "b")}
-    return config.Data(mixture=parts, sequence=T)
+def mixed(prepared) -> config.DataConfig:
+    parts = {
+        "a": config.ComponentConfig(path=prepared / "a", weight=2),
+        "b": config.ComponentConfig(path=prepared / "b"),
+    }
+    return config.DataConfig(mixture=parts, sequence=T)
 
 
 @pytest.mark.parametrize("kind", ["text", "mixed"])
 def test_excerpts_are_the_batches_of_every_rank(tmp_path, request, kind):
     data = request.getfixturevalue(kind)
-    stretch = stretch_of(data, origin=Origin(skips=(Skip(3, 4),)))
-    record(tmp_path, stretch)
+    segment = stretch_of(data, origin=DataCursor(skips=(Skip(3, 4),)))
+    record(tmp_path, segment)
     opened = training_data(data)
     for step in (0, 2, 3, 90):
         excerpts = list(locate(tmp_path, step))
         for rank in range(2):
             batches = Batches(
                 opened.components("train"), sequence=T, sequences=6, seed=0, document_mask=True,
-                rank=rank, world=2, origin=stretch.origin,
+                rank=rank, world=2, origin=segment.origin,
             )  # fmt: skip
             batch = batches.at(step)
             for row, tokens in enumerate(batch.tokens.numpy()):
@@ -100,8 +103,8 @@ def test_bytes_and_sources_lead_to_the_text_in_its_file(tmp_path, mixed):
 def test_a_document_is_seen_in_exactly_the_steps_that_hold_it(tmp_path, request, kind):
     data = request.getfixturevalue(kind)
     component = "b" if kind == "mixed" else ""
-    record(tmp_path, stretch_of(data, origin=Origin(skips=(Skip(5, 3),))))
-    record(tmp_path, stretch_of(data, step=30, world=3, origin=Origin(skips=(Skip(5, 3),))))  # resumed on 3 ranks
+    record(tmp_path, stretch_of(data, origin=DataCursor(skips=(Skip(5, 3),))))
+    record(tmp_path, stretch_of(data, step=30, world=3, origin=DataCursor(skips=(Skip(5, 3),))))  # resumed on 3 ranks
     expected = {}
     for step in range(60):
         for e in locate(tmp_path, step):
@@ -114,15 +117,15 @@ def test_a_document_is_seen_in_exactly_the_steps_that_hold_it(tmp_path, request,
 
 
 def test_a_line_undoes_what_a_run_took_back(tmp_path, text):
-    first, skipping = stretch_of(text), Origin(skips=(Skip(12, 5),))
-    for stretch in (first, replace(first, step=20, world=1), replace(first, step=10, origin=skipping)):
-        record(tmp_path, stretch)
-    assert [(s.step, s.world) for s in stretches(tmp_path)] == [(0, 2), (10, 2)]
-    assert stretch_at(tmp_path, 9) == first
-    assert stretch_at(tmp_path, 25).origin == skipping
+    first, skipping = stretch_of(text), DataCursor(skips=(Skip(12, 5),))
+    for segment in (first, replace(first, step=20, world=1), replace(first, step=10, origin=skipping)):
+        record(tmp_path, segment)
+    assert [(s.step, s.world) for s in read_segments(tmp_path)] == [(0, 2), (10, 2)]
+    assert segment_at(tmp_path, 9) == first
+    assert segment_at(tmp_path, 25).origin == skipping
     with open(tmp_path / NAME, "a") as file:
         file.write('{"step": 30, "ori')  # a process that died as it wrote
-    assert len(stretches(tmp_path)) == 2
+    assert len(read_segments(tmp_path)) == 2
 
 
 def test_documents_are_found_by_the_file_they_came_from(prepared, text):
@@ -154,7 +157,7 @@ def test_steps_of_another_run_are_asked_there(tmp_path, text):
 
 def test_text_without_a_tokenizer_is_numbers(tmp_path):
     np.arange(3, 400, dtype="<u2").tofile(tmp_path / "train.bin")
-    data = config.Data(path=tmp_path, vocab=500, separator=50, sequence=T)
+    data = config.DataConfig(path=tmp_path, vocab=500, separator=50, sequence=T)
     record(tmp_path, stretch_of(data))
     pieces = list(locate(tmp_path, 0))
     assert all(piece.document is None and piece.source is None for piece in pieces)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasttrain import config
-from fasttrain.data import Batches, Component, Origin, TokenStream, training_data
+from fasttrain.data import Batches, Component, DataCursor, TokenStream, training_data
 from fasttrain.data.mixture import BLOCK, Mixture, Part
 
 EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
@@ -81,9 +81,9 @@ def test_a_stretch_does_not_depend_on_where_it_is_cut(made, first, count):
     if not count:
         return
     whole, again = mixture.at(0, first + count), Mixture(parts, seed=0)
-    stretch = mixture.at(first, count)
-    assert np.array_equal(stretch.parts, whole.parts[first:])
-    assert np.array_equal(stretch.numbers, whole.numbers[first:])
+    segment = mixture.at(first, count)
+    assert np.array_equal(segment.parts, whole.parts[first:])
+    assert np.array_equal(segment.numbers, whole.numbers[first:])
     assert mixture.used_at(first) == [part.used + int((whole.parts[:first] == i).sum()) for i, part in enumerate(parts)]
     assert again.length == mixture.length  # the seed orders, and changes no share
 
@@ -265,7 +265,7 @@ def test_other_weights_and_other_components_go_on_where_each_component_was(compo
     before = batches_of(components)
     used = before.used_at(6)
     changed = [components[1], components[0]._replace(weight=2.0), Component("new", components[2].stream)]
-    after = batches_of(changed, origin=Origin(6, used))
+    after = batches_of(changed, origin=DataCursor(6, used))
     assert after.used_at(6) == {"text": used["text"], "code": used["code"], "new": 0}
     seen = {
         name: [
@@ -294,19 +294,29 @@ def test_the_same_data_under_two_names_has_two_orders(components):
 # --- datasets
 
 
-def mixture_of(**components: config.Component) -> config.Data:
-    return config.Data(mixture=components)
+def mixture_of(**components: config.ComponentConfig) -> config.DataConfig:
+    return config.DataConfig(mixture=components)
 
 
 def test_a_mixture_has_a_digest_of_its_content_and_proportions(make_dataset):
     a, b, c = (make_dataset([length], name=name).path for name, length in (("a", 9), ("b", 10), ("c", 11)))
 
     def digest(path=b, **options) -> str:
-        return training_data(mixture_of(x=config.Component(path=a), y=config.Component(path=path, **options))).digest
+        return training_data(
+            mixture_of(x=config.ComponentConfig(path=a), y=config.ComponentConfig(path=path, **options))
+        ).digest
 
     assert digest() == digest()
     assert (
-        len({digest(), digest(c), digest(weight=2.0), digest(epochs=3.0), training_data(config.Data(path=a)).digest})
+        len(
+            {
+                digest(),
+                digest(c),
+                digest(weight=2.0),
+                digest(epochs=3.0),
+                training_data(config.DataConfig(path=a)).digest,
+            }
+        )
         == 5
     )
 
@@ -314,7 +324,7 @@ def test_a_mixture_has_a_digest_of_its_content_and_proportions(make_dataset):
 def test_components_must_have_the_same_tokenizer(make_dataset, tmp_path):
     a, b = make_dataset([9], name="a").path, make_dataset([9], name="b", vocab=100).path
     with pytest.raises(ValueError) as raised:
-        training_data(mixture_of(x=config.Component(path=a), y=config.Component(path=b)))
+        training_data(mixture_of(x=config.ComponentConfig(path=a), y=config.ComponentConfig(path=b)))
     assert str(raised.value) == (
         f"data.mixture: x ({a}) and y ({b}) have different tokenizers: vocab 65536 and 100; prepare them with the same "
         "one (of data that does not say: data.tokenizer, data.vocab, data.separator)"
@@ -325,8 +335,8 @@ def test_data_of_other_programs_mixes_with_prepared_data(make_dataset, tmp_path)
     prepared = make_dataset([9], vocab=100).path
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "train.bin").write_bytes(np.arange(50, dtype="<u2").tobytes())
-    parts = dict(x=config.Component(path=prepared), y=config.Component(path=tmp_path / "raw"))
-    data = training_data(config.Data(mixture=parts, vocab=100, separator=0))
+    parts = dict(x=config.ComponentConfig(path=prepared), y=config.ComponentConfig(path=tmp_path / "raw"))
+    data = training_data(config.DataConfig(mixture=parts, vocab=100, separator=0))
     assert [len(component.stream) for component in data.components("train")] == [9, 50]
     assert data.weights == {"x": 1.0, "y": 1.0}
 

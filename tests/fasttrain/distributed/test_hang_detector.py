@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from fasttrain.config import Parallel
-from fasttrain.distributed.hang_detector import LOST, LostRanks, RollCall, reserve
+from fasttrain.config import ParallelConfig
+from fasttrain.distributed.hang_detector import LOST, HangDetector, RankFailure, reserve
 from fasttrain.distributed.runtime import start
 from tests.ranks import free_port
 
@@ -44,15 +44,15 @@ def rank(number: int, world: int, port: int, harm: Any, out: Path) -> None:
     os.environ.update(
         RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
-    with start(Parallel(device="cpu", timeout=TIMEOUT)) as runtime:
+    with start(ParallelConfig(device="cpu", timeout=TIMEOUT)) as runtime:
         try:
-            with runtime.roll_call.naming_lost_ranks():
+            with runtime.hang_detector.naming_failed_ranks():
                 for step in range(1000):
                     if (number, step) == (HARMED, 10):
                         (out / "harmed").touch()
                         harm()
                     dist.all_gather([torch.empty(10_000) for _ in range(world)], torch.ones(10_000))
-        except LostRanks as lost:
+        except RankFailure as lost:
             (out / str(number)).write_text(str(lost))
             os._exit(LOST)
 
@@ -94,8 +94,8 @@ def test_one_rank_calls_nobody():
     store = dist.PrefixStore("", dist.HashStore())
     with (
         pytest.raises(RuntimeError, match="of gloo"),
-        RollCall(store, 0, 1, TIMEOUT) as roll_call,
-        roll_call.naming_lost_ranks(),
+        HangDetector(store, 0, 1, TIMEOUT) as hang_detector,
+        hang_detector.naming_failed_ranks(),
     ):
         raise RuntimeError("of gloo")
 
@@ -104,8 +104,8 @@ def test_other_errors_stay_what_they_are():
     store = dist.PrefixStore("", dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
     with (
         pytest.raises(RuntimeError, match="shapes"),
-        RollCall(store, 0, 2, TIMEOUT) as roll_call,
-        roll_call.naming_lost_ranks(),
+        HangDetector(store, 0, 2, TIMEOUT) as hang_detector,
+        hang_detector.naming_failed_ranks(),
     ):
         raise RuntimeError("shapes do not fit")
 

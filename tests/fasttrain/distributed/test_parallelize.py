@@ -13,8 +13,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fasttrain.config import Model, Parallel
-from fasttrain.distributed.parallelize import before_backward, distribute
+from fasttrain.config import ModelConfig, ParallelConfig
+from fasttrain.distributed.parallelize import before_backward, parallelize
 from fasttrain.distributed.runtime import start
 from fasttrain.model import Decoder
 from tests.ranks import run_ranks
@@ -23,13 +23,13 @@ LAYERS, MICRO_BATCHES = 3, 4
 UNITS = LAYERS + 1  # groups of weights: each block, and the embedding with the head
 
 
-def collectives(parallel: Parallel) -> Counter[str]:
+def collectives(parallel: ParallelConfig) -> Counter[str]:
     """Of a step with several micro-batches."""
-    model_section = Model(layers=LAYERS, hidden=16, heads=2, kv_heads=2, head_dim=8, ffn=16)
+    model_section = ModelConfig(layers=LAYERS, hidden=16, heads=2, kv_heads=2, head_dim=8, ffn=16)
     with start(parallel) as runtime:
         with torch.device("meta"):
             model = Decoder(model_section, vocab=64, sequence=8)
-        distribute(model, parallel, runtime, compiled=False)
+        parallelize(model, parallel, runtime, compiled=False)
         model.to_empty(device="cpu")
         model.init_weights(0)
         assert all(isinstance(p, DTensor) for p in model.parameters())
@@ -56,7 +56,7 @@ class Ops(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-def check(parallel: Parallel, expected: dict[str, int]) -> None:
+def check(parallel: ParallelConfig, expected: dict[str, int]) -> None:
     assert collectives(parallel) == expected
 
 
@@ -81,7 +81,7 @@ GATHER, SCATTER, REDUCE = "_allgather_base_", "_reduce_scatter_base_", "allreduc
     ],
 )
 def test_accumulation_says_nothing_twice(world: int, settings: dict[str, Any], expected: dict[str, int]) -> None:
-    run_ranks(check, world, Parallel(**settings), expected)
+    run_ranks(check, world, ParallelConfig(**settings), expected)
 
 
 @pytest.mark.parametrize("ours", [True, False])
@@ -91,10 +91,12 @@ def test_what_is_costly_is_computed_again_only_if_everything_is(recompute, again
     module = sys.modules["fasttrain_kernels.linear"]
     monkeypatch.setattr(module, "_is_ours", lambda *_: ours)
     monkeypatch.setattr(module, "multiply", lambda a, b, out: torch.mm(a, b, out=out))
-    model = Decoder(Model(layers=LAYERS, hidden=16, heads=2, kv_heads=2, head_dim=8, ffn=16), vocab=64, sequence=8)
+    model = Decoder(
+        ModelConfig(layers=LAYERS, hidden=16, heads=2, kv_heads=2, head_dim=8, ffn=16), vocab=64, sequence=8
+    )
     model.init_weights(0)
     alone = SimpleNamespace(world=1, dtype=torch.float32)
-    distribute(model, Parallel(recompute=recompute), alone, compiled=False)
+    parallelize(model, ParallelConfig(recompute=recompute), alone, compiled=False)
     tokens = torch.randint(64, (1, 8))
     with Ops() as called:
         model(tokens, tokens).loss_sum.backward()

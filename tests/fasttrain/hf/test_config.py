@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, Qwen3Config
 
-from fasttrain.config import Model
+from fasttrain.config import ModelConfig
 from fasttrain.hf.config import TAKEN, architecture
 
 SIZES = dict(
@@ -31,7 +31,7 @@ def test_what_transformers_writes(tmp_path: Path) -> None:
     LlamaConfig(**SIZES).save_pretrained(tmp_path)
     assert architecture(tmp_path) == OURS
     assert tuple(OURS) == TAKEN
-    Model(**architecture(tmp_path))  # all of them are settings
+    ModelConfig(**architecture(tmp_path))  # all of them are settings
     rope = dict(rope_type="default", rope_theta=5e5)
     Qwen3Config(
         **SIZES, head_dim=32, rope_parameters=rope, rms_norm_eps=1e-5, tie_word_embeddings=True

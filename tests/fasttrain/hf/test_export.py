@@ -174,7 +174,7 @@ def test_the_model_card_has_the_facts_of_the_run(runs: Runs) -> None:
     checkpoint = find(runs.run())
     total = sum(parameter.numel() for parameter in last(runs.run()).parameters())
     for fact in (
-        f"{total:,} parameters", "| step | 2 of 2 |", "| tokens | 256 |", f"sha256 {checkpoint.facts['dataset']}",
+        f"{total:,} parameters", "| step | 2 of 2 |", "| tokens | 256 |", f"sha256 {checkpoint.metadata['dataset']}",
         f"loss {checkpoint.loss:.4f}, perplexity", f"torch {torch.__version__}", "layers = 2", "warmup = 1",
         "tokenizer.bos_token +",
     ):  # fmt: skip

@@ -22,15 +22,16 @@ import fasttrain.hf.load
 import fasttrain.train.loop
 import fasttrain.train.setup
 from fasttrain.checkpoint import find
+from fasttrain.cli.parse import load
 from fasttrain.cli.plan import main as plan_command
-from fasttrain.config import Config, load
+from fasttrain.config import Config
 from fasttrain.distributed.runtime import start
 from fasttrain.hf.config import TAKEN
 from fasttrain.hf.export import describe, export
 from fasttrain.hf.names import to_huggingface
 from fasttrain.metrics import read_metrics
 from fasttrain.model import Decoder
-from fasttrain.monitor import Alarm, Judges, Verdict
+from fasttrain.monitor import Alarm, Monitor, Verdict
 from fasttrain.recipes import RECIPES
 from fasttrain.tools.verify_resume import plan as trial_of
 from fasttrain.train import main
@@ -219,10 +220,10 @@ def test_a_run_that_goes_on_from_a_checkpoint(place: Place, tmp_path: Path, caps
 
 
 def test_a_run_that_goes_back_to_its_beginning_has_the_weights_again(place: Place, tmp_path: Path) -> None:
-    observe, verdict = Judges.observe, Verdict(kind="spike", value=9.0, expected=1.0, steps=1)
+    observe, verdict = Monitor.observe, Verdict(kind="spike", value=9.0, expected=1.0, steps=1)
     seen: list[int] = []
 
-    def alarmed(judges: Judges, step: int, *figures: Any) -> Any:
+    def alarmed(judges: Monitor, step: int, *figures: Any) -> Any:
         if step == 1 and step not in seen:
             judges.alarm = Alarm(step, verdict)
         seen.append(step)
@@ -230,7 +231,7 @@ def test_a_run_that_goes_back_to_its_beginning_has_the_weights_again(place: Plac
 
     argv = [*RUN, "--data.path", place.data, "--out", tmp_path, "--from-hf", place.ours(), "--batch.steps", 4]
     with (
-        patch.object(Judges, "observe", alarmed),
+        patch.object(Monitor, "observe", alarmed),
         patch.object(fasttrain.train.setup, "load_pretrained", wraps=fasttrain.train.setup.load_pretrained) as read,
     ):
         assert main([*map(str, argv), "--checkpoint.every", "0"]) == 0

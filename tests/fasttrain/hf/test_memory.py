@@ -13,10 +13,11 @@ import pytest
 import torch.distributed.checkpoint as dcp
 
 from fasttrain.checkpoint import Checkpoint
-from fasttrain.config import Config, Model, to_toml
+from fasttrain.config import Config, ModelConfig
+from fasttrain.config_toml import to_toml
 from fasttrain.model import Decoder
 
-MODEL = Model(layers=40, hidden=256, heads=4, kv_heads=4, head_dim=64, ffn=1024)
+MODEL = ModelConfig(layers=40, hidden=256, heads=4, kv_heads=4, head_dim=64, ffn=1024)
 VOCAB, SHARD = 2048, 10_000_000  # the largest tensor has 2 MB
 MEASURED = """
 import json, sys, torch

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 from unittest.mock import Mock, call
 
 import pytest
+from fasttrain.train.journal import Journal
 from rich.console import Console
 
-from fasttrain.config import Log
+from fasttrain.config import LogConfig
 from fasttrain.metrics import Display, display
-from fasttrain.train.journal import Journal
 
 VALUES = {
     "loss": 3.2141,
@@ -37,7 +37,7 @@ EXTREME = VALUES | {
 def shown(values, *, steps=400, first=119, last=120, every=1):
     """The lines of a log, of steps that are all alike."""
     console = Console(file=StringIO())
-    with Display(Log(every=every), steps=steps, rank=0, console=console) as view:
+    with Display(LogConfig(every=every), steps=steps, rank=0, console=console) as view:
         for step in range(first, last + 1):
             view.step(step, values)
     return console.file.getvalue().splitlines()
@@ -96,7 +96,7 @@ def test_a_loss_that_is_not_finite(loss):
 
 def test_the_first_step_does_not_spoil_the_estimate():
     console = Console(file=StringIO())
-    view = Display(Log(), steps=400, rank=0, console=console)
+    view = Display(LogConfig(), steps=400, rank=0, console=console)
     view.step(1, VALUES | {"step_seconds": 60.0, "tokens_per_second": 63.0})
     view.step(2, VALUES)
     first, second = console.file.getvalue().splitlines()
@@ -108,7 +108,7 @@ def test_the_first_step_does_not_spoil_the_estimate():
 
 def test_speed_is_of_the_last_twenty_steps():
     console = Console(file=StringIO())
-    view = Display(Log(every=50), steps=10_000, rank=0, console=console)
+    view = Display(LogConfig(every=50), steps=10_000, rank=0, console=console)
     fast = VALUES | {"step_seconds": 0.1, "tokens_per_second": 40_000.0, "mfu": 0.8, "data_wait": 0.0}
     slow = VALUES | {"step_seconds": 0.3, "tokens_per_second": 13_333.3, "mfu": 0.4, "data_wait": 0.1}
     for step in range(1, 101):
@@ -122,7 +122,7 @@ def test_speed_is_of_the_last_twenty_steps():
 
 def test_validations_and_notes():
     console = Console(file=StringIO())
-    view = Display(Log(), steps=400, rank=0, console=console)
+    view = Display(LogConfig(), steps=400, rank=0, console=console)
     view.validation(100, "held-out", loss=3.4123, perplexity=30.336, bits_per_byte=1.432)
     view.validation(100, "held-out", loss=71.0, perplexity=6.8e30, bits_per_byte=29.3)
     view.note("[bold]a note[/bold] " + "x" * 100)
@@ -134,7 +134,7 @@ def test_validations_and_notes():
 
 
 def test_only_rank_0_prints(capsys):
-    with Display(Log(), steps=400, rank=1) as view:
+    with Display(LogConfig(), steps=400, rank=1) as view:
         view.step(1, VALUES)
         view.validation(1, "held-out", loss=1.0, perplexity=2.7, bits_per_byte=0.5)
         view.note("note")
@@ -142,7 +142,7 @@ def test_only_rank_0_prints(capsys):
 
 
 def test_lines_go_to_stdout(capsys):
-    with Display(Log(), steps=400, rank=0) as view:
+    with Display(LogConfig(), steps=400, rank=0) as view:
         view.step(1, VALUES)
     out, err = capsys.readouterr()
     assert out.startswith("step     1/400  loss  3.214")
@@ -154,7 +154,7 @@ def test_lines_go_to_stdout(capsys):
 
 def test_the_live_view(clock):
     terminal = Terminal()
-    with Display(Log(every=50), steps=400, rank=0, console=terminal.console) as view:
+    with Display(LogConfig(every=50), steps=400, rank=0, console=terminal.console) as view:
         view.step(199, VALUES)
         clock.now += 1
         view.step(200, VALUES)
@@ -169,7 +169,7 @@ def test_the_bar_grows(clock):
     bars = []
     for step in (4, 200, 400):
         terminal = Terminal()
-        with Display(Log(), steps=400, rank=0, console=terminal.console) as view:
+        with Display(LogConfig(), steps=400, rank=0, console=terminal.console) as view:
             view.step(step, VALUES)
         bars.append(terminal.lines()[-2].count("━"))
     assert bars[0] < bars[1] < bars[2]
@@ -179,7 +179,7 @@ def test_the_bar_grows(clock):
 @pytest.mark.parametrize("steps", [400, 5_000_000])
 def test_the_live_view_fits_eighty_columns(values, steps, clock):
     terminal = Terminal()
-    with Display(Log(), steps=steps, rank=0, console=terminal.console) as view:
+    with Display(LogConfig(), steps=steps, rank=0, console=terminal.console) as view:
         for step in (1, 2, 3):
             view.step(step, values)
             clock.now += 1
@@ -198,7 +198,7 @@ def test_the_live_view_fits_eighty_columns(values, steps, clock):
 ])  # fmt: skip
 def test_a_narrow_terminal_gets_fewer_figures(columns, figures, clock):
     terminal = Terminal(columns)
-    with Display(Log(), steps=5_000_000, rank=0, console=terminal.console) as view:
+    with Display(LogConfig(), steps=5_000_000, rank=0, console=terminal.console) as view:
         for step in (3_000_000, 3_000_001):
             view.step(step, VALUES)
             clock.now += 1
@@ -212,7 +212,7 @@ def test_a_narrow_terminal_gets_fewer_figures(columns, figures, clock):
 
 def test_the_last_incident_stays_in_view(clock):
     terminal = Terminal()
-    with Display(Log(), steps=400, rank=0, console=terminal.console) as view:
+    with Display(LogConfig(), steps=400, rank=0, console=terminal.console) as view:
         view.step(97, VALUES)
         clock.now += 1
         view.note("step 97: saved")
@@ -236,7 +236,7 @@ def test_which_events_are_incidents(kind, shown):
 
 def test_an_incident_in_a_log_is_a_line():
     console = Console(file=StringIO())
-    Display(Log(), steps=400, rank=0, console=console).incident("step 97: the loss spiked")
+    Display(LogConfig(), steps=400, rank=0, console=console).incident("step 97: the loss spiked")
     assert console.file.getvalue() == "step 97: the loss spiked\n"
 
 
@@ -248,7 +248,7 @@ class AsciiFile(StringIO):
 def test_a_stream_that_knows_ascii_only(terminal, clock):
     """A sample of the model's may have any character; that must not end the run."""
     console = Console(force_terminal=terminal, width=80, file=AsciiFile(), _environ={})
-    with Display(Log(), steps=400, rank=0, console=console) as view:
+    with Display(LogConfig(), steps=400, rank=0, console=console) as view:
         for step in (1, 2):
             view.step(step, VALUES)
             clock.now += 1
@@ -262,7 +262,7 @@ def test_a_stream_that_knows_ascii_only(terminal, clock):
 
 def test_a_full_disk_costs_lines_and_not_the_run(caplog):
     full = open("/dev/full", "w")  # noqa: SIM115
-    with Display(Log(), steps=400, rank=0, console=Console(file=full)) as view:
+    with Display(LogConfig(), steps=400, rank=0, console=Console(file=full)) as view:
         for step in (1, 2):
             view.step(step, VALUES)
     with pytest.raises(OSError, match="No space left"):  # its buffer is still full: nothing was written
@@ -275,14 +275,14 @@ def test_a_full_disk_costs_lines_and_not_the_run(caplog):
 def test_no_color_is_respected(clock):
     for environment, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
         console = Console(force_terminal=True, width=80, file=StringIO(), color_system="standard", _environ=environment)
-        with Display(Log(), steps=400, rank=0, console=console) as view:
+        with Display(LogConfig(), steps=400, rank=0, console=console) as view:
             view.step(200, VALUES)
         assert bool(re.search(r"\x1b\[[39][0-9]m", console.file.getvalue())) == coloured
 
 
 def test_a_fast_run_is_not_drawn_at_every_step(clock):
     terminal = Terminal()
-    with Display(Log(), steps=400, rank=0, console=terminal.console) as view:
+    with Display(LogConfig(), steps=400, rank=0, console=terminal.console) as view:
         for step in range(1, 101):
             view.step(step, VALUES)
             clock.now += 0.01
@@ -291,7 +291,7 @@ def test_a_fast_run_is_not_drawn_at_every_step(clock):
 
 def test_the_last_step_is_drawn_in_any_case(clock):
     terminal = Terminal()
-    with Display(Log(), steps=400, rank=0, console=terminal.console) as view:
+    with Display(LogConfig(), steps=400, rank=0, console=terminal.console) as view:
         view.step(399, VALUES)
         view.step(400, VALUES)
     assert terminal.lines()[-3].startswith("step 400/400 ")
@@ -299,7 +299,7 @@ def test_the_last_step_is_drawn_in_any_case(clock):
 
 def test_lines_that_stay_are_above_the_live_view(clock):
     terminal = Terminal()
-    with Display(Log(), steps=400, rank=0, console=terminal.console) as view:
+    with Display(LogConfig(), steps=400, rank=0, console=terminal.console) as view:
         view.step(100, VALUES)
         view.validation(100, "held-out", loss=3.4123, perplexity=30.336, bits_per_byte=1.432)
         print("a stray line")  # of a library: rich takes it above too
@@ -313,6 +313,6 @@ def test_lines_that_stay_are_above_the_live_view(clock):
 
 def test_a_dumb_terminal_gets_plain_lines():
     console = Console(force_terminal=True, file=StringIO(), _environ={"TERM": "dumb"})
-    Display(Log(), steps=400, rank=0, console=console).step(1, VALUES)
+    Display(LogConfig(), steps=400, rank=0, console=console).step(1, VALUES)
     assert console.file.getvalue().startswith("step     1/400  loss  3.214")
     assert "\x1b" not in console.file.getvalue()

@@ -99,7 +99,7 @@ def test_events_keep_their_facts(run):
     evidence = {"losses": [3.2, math.nan]}
     text = "loss 9.1 after 3.2"
     lines.event(Event(step=7, tokens=700, kind="spike", text=text, evidence=evidence, documents=["a.py"]))
-    line = json.loads((run / "incidents.jsonl").read_text())
+    line = json.loads((run / "events.jsonl").read_text())
     assert line.pop("time") > 0
     assert line == {
         "step": 7,

@@ -10,11 +10,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from fasttrain.config import Config, Log, to_toml
+from fasttrain.config import Config, LogConfig
+from fasttrain.config_toml import to_toml
 from fasttrain.metrics import Event, Recorder, read_metrics, read_validations
 from fasttrain.metrics import logger as record
 
-QUIET = Log(tensorboard=False)
+QUIET = LogConfig(tensorboard=False)
 TOML = to_toml(Config())
 VALUES = {"loss": 3.5, "time/data": 0.25, "gpu/power": 300.0}
 
@@ -34,13 +35,13 @@ def test_json_lines_are_always_written(tmp_path):
         record_a_run(record)
         assert read_metrics(tmp_path)[0]["loss"] == 3.5  # while the run goes on
     assert read_validations(tmp_path)[0]["perplexity"] == 54.6
-    assert json.loads((tmp_path / "incidents.jsonl").read_text())["evidence"] == {"window": [1, 2]}
+    assert json.loads((tmp_path / "events.jsonl").read_text())["evidence"] == {"window": [1, 2]}
     assert not (tmp_path / "tensorboard").exists()
     assert not (tmp_path / "wandb.json").exists()
 
 
 def test_other_ranks_write_nothing(tmp_path):
-    with recorder(tmp_path / "run", Log(wandb="project"), rank=1) as record:
+    with recorder(tmp_path / "run", LogConfig(wandb="project"), rank=1) as record:
         record_a_run(record)
     assert not (tmp_path / "run").exists()
 
@@ -82,7 +83,7 @@ def board(monkeypatch):
 
 
 def test_tensorboard_gets_groups_of_tags(board, tmp_path):
-    with recorder(tmp_path, Log()) as record:
+    with recorder(tmp_path, LogConfig()) as record:
         record_a_run(record)
     (writer,) = board
     assert writer.arguments["log_dir"] == str(tmp_path / "tensorboard")
@@ -99,13 +100,13 @@ def test_tensorboard_gets_groups_of_tags(board, tmp_path):
 
 
 def test_tensorboard_forgets_what_a_resumed_run_took_back(board, tmp_path):
-    recorder(tmp_path, Log(), resume_step=100).close()
+    recorder(tmp_path, LogConfig(), resume_step=100).close()
     assert board[0].arguments["purge_step"] == 101
 
 
 def test_a_missing_tensorboard_is_a_warning_with_its_remedy(monkeypatch, tmp_path, caplog):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with recorder(tmp_path, Log()) as record:
+    with recorder(tmp_path, LogConfig()) as record:
         record_a_run(record)
     assert len(read_metrics(tmp_path)) == 1
     assert [line.getMessage() for line in caplog.records] == [
@@ -115,7 +116,7 @@ def test_a_missing_tensorboard_is_a_warning_with_its_remedy(monkeypatch, tmp_pat
 
 
 def test_a_run_does_not_die_of_its_onlookers(board, tmp_path, caplog):
-    with recorder(tmp_path, Log()) as record:
+    with recorder(tmp_path, LogConfig()) as record:
         record.step(1, VALUES)
         board[0].file_writer.add_summary = lambda *_: 1 / 0
         for step in (2, 3):
@@ -130,11 +131,11 @@ def test_real_event_files(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with recorder(tmp_path, Log()) as record:
+    with recorder(tmp_path, LogConfig()) as record:
         for step in range(1, 6):
             record.step(step, {**VALUES, "loss": float(step)})
         record.step(6, {**VALUES, "loss": math.nan})
-    with recorder(tmp_path, Log(), resume_step=3) as record:
+    with recorder(tmp_path, LogConfig(), resume_step=3) as record:
         record.step(4, {**VALUES, "loss": 40.0})
         record.event(Event(step=4, tokens=40, kind="spike", text="loss 40 after 3", evidence={"window": [4]}))
         record.validation(4, "held-out", {"loss": 4.5})
@@ -180,7 +181,7 @@ def wandb(monkeypatch):
     return module
 
 
-WANDB = Log(tensorboard=False, wandb="project")
+WANDB = LogConfig(tensorboard=False, wandb="project")
 
 
 def test_wandb_gets_everything_over_the_step(wandb, tmp_path):
@@ -212,7 +213,7 @@ def test_a_resumed_run_continues_its_wandb_run(wandb, tmp_path):
     assert json.loads((tmp_path / "wandb.json").read_text()) == {"project": "project", "id": "new0"}
     recorder(tmp_path, WANDB, resume_step=10).close()
     assert wandb.runs[1].arguments["id"] == "new0"
-    recorder(tmp_path, Log(tensorboard=False, wandb="other"), resume_step=10).close()
+    recorder(tmp_path, LogConfig(tensorboard=False, wandb="other"), resume_step=10).close()
     assert wandb.runs[2].arguments["id"] is None
 
 

@@ -3,7 +3,7 @@ import time
 import pytest
 import torch
 
-from fasttrain.metrics import Stopwatch, step_timer
+from fasttrain.metrics import StepTimer, step_timer
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -31,7 +31,7 @@ def mark(watch, clock, name, seconds):
 
 
 def test_parts_of_the_same_name_add_up(clock):
-    watch = Stopwatch(CPU)
+    watch = StepTimer(CPU)
     for seconds in (1.0, 2.0):  # two micro-batches
         mark(watch, clock, "data", seconds)
         mark(watch, clock, "forward_backward", 10 * seconds)
@@ -40,7 +40,7 @@ def test_parts_of_the_same_name_add_up(clock):
 
 
 def test_laps_leave_out_no_time_and_count_none_twice(clock):
-    watch = Stopwatch(CPU)
+    watch = StepTimer(CPU)
     mark(watch, clock, "data", 1.0)
     first = watch.lap()
     clock.now += 4.0  # after the last mark: part of what comes next
@@ -52,7 +52,7 @@ def test_laps_leave_out_no_time_and_count_none_twice(clock):
 
 
 def test_a_part_takes_as_long_as_it_takes():
-    watch = Stopwatch(CPU)
+    watch = StepTimer(CPU)
     time.sleep(0.02)
     watch.mark("sleep")
     watch.mark("nothing")
@@ -103,7 +103,7 @@ def stream(monkeypatch):
 
 
 def test_on_a_gpu_only_asking_waits(stream):
-    watch = Stopwatch(CUDA)
+    watch = StepTimer(CUDA)
     laps = []
     for _ in range(2):
         stream.run(3.0)
@@ -118,7 +118,7 @@ def test_on_a_gpu_only_asking_waits(stream):
 
 @pytest.mark.gpu
 def test_a_gpu_is_timed_by_itself():
-    watch = Stopwatch(CUDA)
+    watch = StepTimer(CUDA)
     torch.cuda._sleep(50_000_000)  # cycles: about 30 ms
     watch.mark("sleep")
     lap = watch.lap()

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from fasttrain.config import Batch, Config, Data, Model, Parallel
+from fasttrain.config import BatchConfig, Config, DataConfig, ModelConfig, ParallelConfig
 from fasttrain.monitor import Facts, explain
 
 LARGE = Facts(
     settings=Config(
-        model=Model(layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128_256),
-        data=Data(sequence=4096),
-        batch=Batch(sequences=512, micro=4),
+        model=ModelConfig(layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128_256),
+        data=DataConfig(sequence=4096),
+        batch=BatchConfig(sequences=512, micro=4),
     ),
     mfu=0.2,
     seconds=1.0,
@@ -51,7 +51,7 @@ def test_a_good_mfu_needs_no_explanation() -> None:
         (replace(LARGE, compiled=False), "blocks are not compiled", "parallel.compile"),
         (replace(LARGE, settings=changed("parallel", recompute="full")), "25% of a step", "selective"),
         (replace(LARGE, precision="fp32"), "multiplied in fp32", "parallel.precision"),
-        (replace(LARGE, settings=changed("batch", micro=1)), "weights are gathered", "parallel.reshard"),
+        (replace(LARGE, settings=changed("batch", micro=1)), "weights are gathered", "parallel.reshard_after_forward"),
         (replace(LARGE, settings=changed("model", vocab=50_257)), "model.vocab (50257)", "multiples of 64"),
         (replace(LARGE, sensors={"throttled_heat": 1.0, "sm_clock": 900.0}), "at 900 MHz: heat", "cooling"),
     ],
@@ -72,9 +72,9 @@ def test_causes_are_ordered_by_what_they_cost() -> None:
 def test_what_settings_do_not_explain_is_said() -> None:
     """Effort D: a card at 1%, and nothing in its settings that would do that."""
     settings = Config(
-        model=Model(layers=12, hidden=896, heads=14, kv_heads=14, ffn=3584),
-        data=Data(sequence=1024),
-        batch=Batch(sequences=64, micro=4),
+        model=ModelConfig(layers=12, hidden=896, heads=14, kv_heads=14, ffn=3584),
+        data=DataConfig(sequence=1024),
+        batch=BatchConfig(sequences=64, micro=4),
     )
     facts = Facts(
         settings=settings, mfu=0.01, seconds=1.0, split={"data": 0.02}, parameters=12_800_000, peak=209.5e12,
@@ -87,5 +87,5 @@ def test_what_settings_do_not_explain_is_said() -> None:
 
 
 def test_cpus_are_not_told_about_gpus() -> None:
-    facts = replace(LARGE, device="cpu", precision="fp32", compiled=False, settings=Config(parallel=Parallel()))
+    facts = replace(LARGE, device="cpu", precision="fp32", compiled=False, settings=Config(parallel=ParallelConfig()))
     assert all("GPU" not in str(cause) and "precision" not in str(cause) for cause in explain(replace(facts, world=1)))

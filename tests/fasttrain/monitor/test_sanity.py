@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from fasttrain.config import Model
+from fasttrain.config import ModelConfig
 from fasttrain.model import Decoder
 from fasttrain.monitor import Blocks, Envelope, first_loss_suspicion
 from fasttrain.monitor.sanity import first_loss
@@ -25,7 +25,7 @@ VOCAB = 1024
 def test_untrained_models_have_the_loss_that_is_expected(
     hidden: int, layers: int, ffn: int, std: float, tied_head: bool, z_loss: float
 ) -> None:
-    settings = Model(
+    settings = ModelConfig(
         layers=layers, hidden=hidden, heads=2, kv_heads=2, head_dim=16, ffn=ffn, init_std=std, tied_head=tied_head
     )
     model = Decoder(settings, vocab=VOCAB, sequence=64, z_loss=z_loss)
@@ -39,12 +39,12 @@ def test_untrained_models_have_the_loss_that_is_expected(
 
 
 def test_other_first_losses_are_suspicious() -> None:
-    low, high = (first_loss_suspicion(loss, Model(), VOCAB) for loss in (5.0, 9.0))
+    low, high = (first_loss_suspicion(loss, ModelConfig(), VOCAB) for loss in (5.0, 9.0))
     expected = "the first loss is 5.000, and untrained weights with a vocabulary of 1024 have 7.008 to 7.049, +- 0.35"
     assert low.startswith(expected)
     assert "data lint" in low
     assert "model.init_std" in high
-    assert first_loss_suspicion(math.nan, Model(), VOCAB)
+    assert first_loss_suspicion(math.nan, ModelConfig(), VOCAB)
 
 
 TABLE = [(1e6, 5.0, 7.0), (1e8, 3.0, 4.0)]
@@ -66,7 +66,7 @@ def test_envelopes_alarm_after_some_steps_in_a_row_and_once_per_stay() -> None:
     assert list(alarms) == [5, 12]
     assert str(alarms[5]) == "for 3 steps the loss has been above what is expected here: 8.000, not in 5.000 to 7.000"
     assert "below" in str(alarms[12])
-    assert alarms[12].facts() == {"loss": 4.0, "low": 5.0, "high": 7.0, "steps": 3}
+    assert alarms[12].evidence() == {"loss": 4.0, "low": 5.0, "high": 7.0, "steps": 3}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_dead_blocks_are_told_once(norm: float) -> None:
     ((step, sick),) = found
     assert (step, sick.kind, sick.block) == (149, "dead", 3)
     assert str(sick).startswith("block 3 is dead: its gradient norm has been ")
-    assert json.loads(json.dumps(sick.facts()))["block"] == 3
+    assert json.loads(json.dumps(sick.evidence()))["block"] == 3
 
 
 def test_exploding_blocks_are_told_once_and_a_spike_of_all_is_another_matter() -> None:

@@ -59,7 +59,7 @@ def test_sensors_of_the_slow_rank_are_told() -> None:
     assert news is not None
     assert news.sensors == {"sm_clock": (1980.0, 1200.0)}  # the fan says nothing
     assert str(news).endswith("work of rank 0, 1000 -> 1500 ms; sm_clock 1980 -> 1200")
-    assert json.loads(json.dumps(news.facts()))["part"] == "work"
+    assert json.loads(json.dumps(news.evidence()))["part"] == "work"
 
 
 def test_threshold() -> None:

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch.distributed as dist
 
-from fasttrain.metrics.step_timer import Lap
+from fasttrain.metrics.step_timer import PhaseTimes
 from fasttrain.train import main
 from tests.ranks import run_ranks
 
@@ -25,9 +25,9 @@ SLOW = 120  # steps, of which 20 are not looked at, and 160 at most are what is 
 
 def train(run: Path, part: str, *options: str) -> None:
     """Steps of 100 ms by the stopwatch; from step SLOW on, a part of the last rank takes 30 ms longer."""
-    laps, measured = [], Lap.seconds
+    laps, measured = [], PhaseTimes.seconds
 
-    def seconds(lap: Lap) -> dict[str, float]:
+    def seconds(lap: PhaseTimes) -> dict[str, float]:
         if "forward" not in lap._names:  # of the machine's matmul rate
             return measured(lap)
         laps.append(lap)
@@ -36,12 +36,12 @@ def train(run: Path, part: str, *options: str) -> None:
             split[part if dist.get_rank() == dist.get_world_size() - 1 else "wait"] += 0.03
         return split
 
-    with patch.object(Lap, "seconds", seconds):
+    with patch.object(PhaseTimes, "seconds", seconds):
         assert main([*RUN, "--out", str(run), *options]) == 0
 
 
 def incidents(run: Path, kind: str) -> list[dict]:
-    lines = map(json.loads, (run / "incidents.jsonl").read_text().splitlines())
+    lines = map(json.loads, (run / "events.jsonl").read_text().splitlines())
     return [line for line in lines if line["kind"] == kind]
 
 
@@ -57,5 +57,5 @@ def test_the_part_and_the_rank_are_named_within_50_steps(tmp_path, world, part):
 
 
 def test_nobody_is_told_of_what_nobody_wants_to_know(tmp_path):
-    run_ranks(train, 1, tmp_path, "data", "--watch.slowdown", "0")
+    run_ranks(train, 1, tmp_path, "data", "--monitor.slowdown", "0")
     assert not incidents(tmp_path, "slow-down")

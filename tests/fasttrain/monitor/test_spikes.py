@@ -135,5 +135,5 @@ def test_verdicts_say_what_happened() -> None:
     ((_, verdict),) = lasting(verdicts(loss + spike("step", 3.0, AT, AT + 10), norm))
     assert "instead of 3" in str(verdict)
     assert "for 4 steps" in str(verdict)
-    facts = json.loads(json.dumps(verdict.facts()))
+    facts = json.loads(json.dumps(verdict.evidence()))
     assert facts.keys() == {"series", "value", "expected", "z", "steps"}

@@ -18,11 +18,11 @@ import fasttrain.model
 import fasttrain.train.loop
 import fasttrain_kernels
 from fasttrain.checkpoint import list_checkpoints
-from fasttrain.config import Model, Parallel
+from fasttrain.config import ModelConfig, ParallelConfig
 from fasttrain.data import open_dataset
 from fasttrain.data.locate import locate
 from fasttrain.data.order import samples_of_run
-from fasttrain.distributed.parallelize import distribute
+from fasttrain.distributed.parallelize import parallelize
 from fasttrain.distributed.runtime import start
 from fasttrain.metrics import read_metrics, read_validations
 from fasttrain.model import Decoder
@@ -64,9 +64,12 @@ LAYOUTS: dict[str, tuple[int, list[Any]]] = {
     "accumulated": (1, []),
     "two": (2, []),
     "four": (4, ["--batch.micro", 1]),
-    "hybrid": (4, ["--parallel.replicas", 2, "--batch.micro", 1]),
-    "hybrid, reduced each time": (4, ["--parallel.replicas", 2, "--parallel.reduce", "every", "--batch.micro", 1]),
-    "weights kept": (2, ["--parallel.reshard", False]),
+    "hybrid": (4, ["--parallel.dp_replicate", 2, "--batch.micro", 1]),
+    "hybrid, reduced each time": (
+        4,
+        ["--parallel.dp_replicate", 2, "--parallel.grad_reduce", "every", "--batch.micro", 1],
+    ),
+    "weights kept": (2, ["--parallel.reshard_after_forward", False]),
 }
 
 
@@ -212,7 +215,9 @@ def test_mistakes_are_named_before_anything_is_trained(tmp_path, capsys):
         capsys, run, "--model.vocab", 100
     )
     assert "parallel.device is cuda" in refused(capsys, run, "--parallel.device", "cuda")
-    assert "parallel.replicas (2) must divide the number of ranks, 1" in refused(capsys, run, "--parallel.replicas", 2)
+    assert "parallel.dp_replicate (2) must divide the number of ranks, 1" in refused(
+        capsys, run, "--parallel.dp_replicate", 2
+    )
     assert "does not exist" in refused(capsys, run, "--resume", tmp_path / "elsewhere")
     assert not list_checkpoints(run / "checkpoints")
 
@@ -292,11 +297,13 @@ def test_recomputation_changes_memory_and_nothing_else(tmp_path):
 
 def activations(recompute: str) -> int:
     """Bytes that a model of four blocks holds between forward and backward."""
-    section = Parallel(recompute=recompute)
+    section = ParallelConfig(recompute=recompute)
     with start(section) as runtime:
-        model = Decoder(Model(layers=4, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=128), vocab=64, sequence=128)
+        model = Decoder(
+            ModelConfig(layers=4, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=128), vocab=64, sequence=128
+        )
         model.init_weights(0)
-        distribute(model, section, runtime, compiled=False)
+        parallelize(model, section, runtime, compiled=False)
         tokens = torch.randint(64, (4, 128))
         with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
             loss = model(tokens, tokens)

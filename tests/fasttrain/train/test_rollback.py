@@ -12,16 +12,16 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from fasttrain.train.resume import Progress
 
 import fasttrain.train.setup
 from fasttrain.checkpoint import list_checkpoints
-from fasttrain.data import Batch, Batches, Origin, Skip
-from fasttrain.data.segments import stretches
+from fasttrain.data import Batch, Batches, DataCursor, Skip
+from fasttrain.data.segments import read_segments
 from fasttrain.metrics import read_metrics
 from fasttrain.monitor import Alarm, Verdict
 from fasttrain.train import main
 from fasttrain.train.loop import STOPPED
-from fasttrain.train.resume import Progress
 from fasttrain.train.rollback import skip_after
 from tests.ranks import run_ranks
 
@@ -31,7 +31,7 @@ RUN = [
     *("--batch.micro", "4", "--batch.steps", "90", "--optim.warmup", "5", "--optim.lr", "2e-3"),
     *("--checkpoint.every", "20", "--checkpoint.keep_last", "9", "--validation.every", "0"),
     *("--validation.sequences", "8", "--validation.sample", "", "--log.tensorboard", "False", "--log.every", "50"),
-    *("--watch.first", "64"),
+    *("--monitor.first", "64"),
 ]
 
 
@@ -51,7 +51,7 @@ def poisoned(places: range):
 
 
 def incidents(run: Path, kind: str) -> list[dict[str, Any]]:
-    lines = map(json.loads, (run / "incidents.jsonl").read_text().splitlines())
+    lines = map(json.loads, (run / "events.jsonl").read_text().splitlines())
     return [line for line in lines if line["kind"] == kind]
 
 
@@ -79,24 +79,24 @@ def test_a_poisoned_stretch_is_found_and_left_out(rolled_back):
     assert 66 <= first <= 70
     assert 10 < len(back["documents"]) <= 50
     assert [line["step"] for line in read_metrics(rolled_back)] == list(range(1, 91))
-    assert stretches(rolled_back)[-1].origin.skips[0] == Skip(first, count)
+    assert read_segments(rolled_back)[-1].origin.skips[0] == Skip(first, count)
 
 
 def test_every_incident_says_when_what_why_and_what_was_done(rolled_back):
-    lines = list(map(json.loads, (rolled_back / "incidents.jsonl").read_text().splitlines()))
+    lines = list(map(json.loads, (rolled_back / "events.jsonl").read_text().splitlines()))
     assert {"start", "spike", "rollback", "finish"} <= {line["kind"] for line in lines}
     for line in lines:
         assert {"step", "time", "tokens", "kind", "text", "action", "evidence", "documents"} <= set(line)
         assert line["tokens"] == line["step"] * 8 * 32
     (spike,) = incidents(rolled_back, "spike")
-    assert spike["action"] == "as watch.spike says: rollback"
+    assert spike["action"] == "as monitor.spike says: rollback"
     assert spike["documents"]
     assert spike["evidence"]["value"] > spike["evidence"]["expected"]
 
 
 def test_after_a_rollback_a_run_is_as_if_it_never_had_the_batches(tmp_path, rolled_back):
-    skips = stretches(rolled_back)[-1].origin.skips
-    with patch.object(fasttrain.train.setup, "Progress", partial(Progress, origin=Origin(skips=skips))):
+    skips = read_segments(rolled_back)[-1].origin.skips
+    with patch.object(fasttrain.train.setup, "Progress", partial(Progress, origin=DataCursor(skips=skips))):
         assert train(tmp_path) == 0
     assert not incidents(tmp_path, "rollback")
     losses = [[line["loss"] for line in read_metrics(run)] for run in (tmp_path, rolled_back)]
@@ -105,13 +105,13 @@ def test_after_a_rollback_a_run_is_as_if_it_never_had_the_batches(tmp_path, roll
 
 def test_a_process_that_starts_again_knows_of_the_skip(tmp_path, rolled_back):
     assert train(tmp_path, "--resume", f"{rolled_back}@60", "--batch.steps", 91) == 0
-    assert stretches(tmp_path)[-1].origin.skips == stretches(rolled_back)[-1].origin.skips[:1]
+    assert read_segments(tmp_path)[-1].origin.skips == read_segments(rolled_back)[-1].origin.skips[:1]
 
 
 @pytest.mark.parametrize("policy", ["warn", "skip", "stop"])
 def test_other_policies(tmp_path, policy):
     with poisoned(range(70, 75)):
-        code = train(tmp_path, "--watch.spike", policy, *(("--checkpoint.every", 2) if policy != "stop" else ()))
+        code = train(tmp_path, "--monitor.spike", policy, *(("--checkpoint.every", 2) if policy != "stop" else ()))
     assert code == (STOPPED if policy == "stop" else 0)
     assert len(incidents(tmp_path, "spike")) == 1
     assert not incidents(tmp_path, "rollback")
@@ -126,14 +126,14 @@ def test_other_policies(tmp_path, policy):
 
 def test_in_the_first_steps_of_a_run_nothing_is_a_spike(tmp_path):
     with poisoned(range(70, 75)):
-        assert train(tmp_path, "--batch.steps", 80, "--watch.first", 90) == 0
+        assert train(tmp_path, "--batch.steps", 80, "--monitor.first", 90) == 0
     assert not incidents(tmp_path, "spike")
 
 
 def test_rollbacks_are_bounded(tmp_path):
     """Every batch from a place on is noise: there is no way around it."""
     with poisoned(range(70, 10_000)):
-        assert train(tmp_path, "--watch.rollbacks", 1) == STOPPED
+        assert train(tmp_path, "--monitor.rollbacks", 1) == STOPPED
     assert len(incidents(tmp_path, "rollback")) == 1
     assert "after 1 rollbacks" in incidents(tmp_path, "stop")[0]["text"]
 
@@ -236,7 +236,7 @@ def test_a_first_loss_that_cannot_be_is_an_incident(tmp_path):
 
 
 def test_a_loss_outside_of_the_envelope_is_an_incident(tmp_path):
-    assert train(tmp_path, "--batch.steps", 30, "--watch.envelope", 1, 1.0, 2.0, "1e9", 1.0, 2.0) == 0
+    assert train(tmp_path, "--batch.steps", 30, "--monitor.envelope", 1, 1.0, 2.0, "1e9", 1.0, 2.0) == 0
     (incident,) = incidents(tmp_path, "envelope")
     assert incident["step"] == 20
     assert "above what is expected" in incident["text"]

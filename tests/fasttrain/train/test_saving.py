@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import fasttrain.train.saving
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,11 +21,10 @@ from torch.multiprocessing import ProcessExitedException
 
 import fasttrain.checkpoint.writer
 import fasttrain.train.loop
-import fasttrain.train.saving
 import fasttrain.train.setup
 from fasttrain.checkpoint import list_checkpoints
 from fasttrain.checkpoint.files import NewFile
-from fasttrain.metrics import read_incidents, read_metrics
+from fasttrain.metrics import read_events, read_metrics
 from fasttrain.model import Block
 from fasttrain.monitor.mfu import Utilisation
 from fasttrain.train import main
@@ -45,7 +45,7 @@ def train(run: Path, *options: Any) -> int:
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_incidents(run) if event["kind"] == kind]
+    return [event for event in read_events(run) if event["kind"] == kind]
 
 
 def steps(run: Path) -> list[int]:
@@ -117,7 +117,7 @@ def test_when_saves_keep_failing_the_run_is_held_until_one_succeeds(tmp_path, ca
 
 def test_or_the_run_ends_and_says_so_in_its_exit_code(tmp_path, capsys):
     with failing(99):
-        assert train(tmp_path, "--checkpoint.retries", 1, "--checkpoint.unsaved", "stop") == UNSAVED
+        assert train(tmp_path, "--checkpoint.retries", 1, "--checkpoint.on_save_failure", "stop") == UNSAVED
     (end,) = events(tmp_path, "unsaved")
     assert end["step"] < 30
     assert "is not saved" in end["text"]
@@ -128,7 +128,7 @@ def test_or_the_run_ends_and_says_so_in_its_exit_code(tmp_path, capsys):
 def test_the_last_save_of_a_run_counts_as_well(tmp_path):
     options = ["--checkpoint.every", 0, "--batch.steps", 4]
     with failing(99):
-        assert train(tmp_path / "stopped", *options, "--checkpoint.unsaved", "stop") == UNSAVED
+        assert train(tmp_path / "stopped", *options, "--checkpoint.on_save_failure", "stop") == UNSAVED
     with failing(2), quick_pauses():
         assert train(tmp_path / "held", *options) == 0
     assert steps(tmp_path / "held") == [4]
@@ -182,7 +182,7 @@ def test_room_is_made_before_a_save_and_a_full_disk_is_no_surprise(tmp_path):
         (pruned,) = events(run, "pruned")
         assert "step-00000005" in pruned["text"]
         disk -= 2 * size
-        code = train(run, *keep, "--batch.steps", 25, "--checkpoint.unsaved", "stop", "--checkpoint.retries", 0)
+        code = train(run, *keep, "--batch.steps", 25, "--checkpoint.on_save_failure", "stop", "--checkpoint.retries", 0)
     assert code == UNSAVED
     assert "no room for the checkpoint" in events(run, "failed save")[-1]["text"]
     assert steps(run) == [10, 15, 20]  # nothing is deleted in vain

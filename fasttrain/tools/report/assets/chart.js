@@ -6,7 +6,7 @@
 // line: run, label, colour, places (x by axis), y; and if need be low, high, first (step of each bucket), smooth, dots, ghost.
 
 const MARGIN = { left: 54, right: 14, top: 12, bottom: 24 };
-const GLYPHS = { bad: "M0 0h9l-4.5 8z", warning: "M4.5 0l4.5 4.5-4.5 4.5-4.5-4.5z", action: "M4.5 0a4.5 4.5 0 1 0 .01 0z", note: "M3 0h3v9h-3z" };
+const GLYPHS = { error: "M0 0h9l-4.5 8z", warning: "M4.5 0l4.5 4.5-4.5 4.5-4.5-4.5z", action: "M4.5 0a4.5 4.5 0 1 0 .01 0z", info: "M3 0h3v9h-3z" };
 const SEVERITY = Object.keys(GLYPHS);
 const NEAR = 7; // pixels around an incident that count as on it
 
@@ -193,14 +193,14 @@ class Chart {
     this.events = view.marks ? placed.filter(({ x }) => x >= left - 1 && x <= right + 1).sort((a, b) => a.x - b.x) : [];
     const group = svg("g");
     let end = -Infinity; // of the label before
-    for (const { events, x } of together(this.events)) {
-      const [first] = events.toSorted((a, b) => SEVERITY.indexOf(a.level) - SEVERITY.indexOf(b.level));
-      const place = at(x), { level } = first;
-      const mark = svg("g", { class: `mark ${level}`, "data-kind": first.kind }, svg("line", { x1: place, x2: place, y1: top, y2: bottom }));
+    for (const { events, x } of on_all(this.events)) {
+      const [first] = events.toSorted((a, b) => SEVERITY.indexOf(a.severity) - SEVERITY.indexOf(b.severity));
+      const place = at(x), { severity } = first;
+      const mark = svg("g", { class: `mark ${severity}`, "data-kind": first.kind }, svg("line", { x1: place, x2: place, y1: top, y2: bottom }));
       group.append(mark);
-      if (level === "note") continue;
-      mark.append(svg("path", { d: GLYPHS[level], transform: `translate(${place - 3.5} ${top - 8}) scale(.78)` }));
-      const kinds = [...new Set(events.filter((event) => event.level !== "note").map((event) => event.kind))].join(", ");
+      if (severity === "info") continue;
+      mark.append(svg("path", { d: GLYPHS[severity], transform: `translate(${place - 3.5} ${top - 8}) scale(.78)` }));
+      const kinds = [...new Set(events.filter((event) => event.severity !== "info").map((event) => event.kind))].join(", ");
       const text = isAlone ? kinds : `${first.run.name}: ${kinds}`;
       const length = text.length * 6 + 10, flip = x + length > right;
       if (!this.spec.labels || (flip ? x - length : x) <= end) continue;
@@ -304,7 +304,7 @@ class Chart {
 }
 
 // Incidents that would lie upon each other.
-function together(placed) {
+function on_all(placed) {
   const groups = [];
   for (const { event, x } of placed) {
     const last = groups.at(-1);
@@ -360,8 +360,8 @@ function eventTip(event) {
 }
 
 function kindOf(event, more = "") {
-  const shape = svg("svg", { viewBox: "0 0 9 9", "aria-hidden": "true" }, svg("path", { d: GLYPHS[event.level], fill: "currentColor" }));
-  return el("span", { class: `kind ${event.level}` }, shape, `${event.kind}${more}`);
+  const shape = svg("svg", { viewBox: "0 0 9 9", "aria-hidden": "true" }, svg("path", { d: GLYPHS[event.severity], fill: "currentColor" }));
+  return el("span", { class: `kind ${event.severity}` }, shape, `${event.kind}${more}`);
 }
 
 function hideTip() {

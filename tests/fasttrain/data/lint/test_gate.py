@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.config import Data
+from fasttrain.config import DataConfig
 from fasttrain.data.lint.gate import suspicions
 from fasttrain.train import main
 from tests.fasttrain.data.lint.defects import PAD, SEPARATOR, documents, write
@@ -35,7 +35,7 @@ def ended(out: Path, arguments: Sequence[str]) -> int:
 
 
 def events(out: Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "incidents.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
 
 
 def test_a_run_refuses_doubled_separators_before_its_first_step(tmp_path, capsys):
@@ -69,9 +69,9 @@ def test_warnings_are_events_of_the_run(tmp_path):
 def test_every_dataset_of_a_run_is_asked(tmp_path):
     good, bad = (write(tmp_path / name, content) for name, content in _two())
     with pytest.raises(ValueError, match=f"samples of {bad.path} are not fit"):
-        suspicions([good, bad], Data())
-    assert suspicions([good], Data()) == []
-    assert suspicions([good, bad], Data(lint="off")) == []
+        suspicions([good, bad], DataConfig())
+    assert suspicions([good], DataConfig()) == []
+    assert suspicions([good, bad], DataConfig(lint="off")) == []
 
 
 def _two() -> list[tuple[str, list[list[int]]]]:
@@ -86,5 +86,5 @@ def test_a_file_that_has_changed_since_it_was_prepared_is_named_before_the_first
     content[20] ^= 1  # the size stays
     shard.write_bytes(content)
     with pytest.raises(ValueError, match=rf"{shard.name} has changed since .* prepare the dataset again"):
-        suspicions([dataset], Data())
-    suspicions([dataset], Data(lint="off"))
+        suspicions([dataset], DataConfig())
+    suspicions([dataset], DataConfig(lint="off"))

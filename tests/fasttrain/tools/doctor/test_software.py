@@ -50,7 +50,7 @@ def test_no_flash_attn_matters_on_a_gpu_only(monkeypatch):
 def test_no_compiler(monkeypatch):
     no_compiler(monkeypatch)
     for compile, level in (("auto", "missing"), ("on", "broken")):
-        finding = found(config.Config(parallel=config.Parallel(compile=compile)))["compiler"]
+        finding = found(config.Config(parallel=config.ParallelConfig(compile=compile)))["compiler"]
         assert (finding.level, finding.value) == (level, "there is no C++ compiler (g++)")
         assert finding.remedy.startswith("apt-get install g++ python3-dev")
     monkeypatch.delenv("CC", raising=False)
@@ -65,7 +65,7 @@ def test_a_missing_extra(monkeypatch):
         "pip install 'fasttrain[tensorboard]': cu",
     )
     assert findings["wandb"].level == "missing"
-    assert found(config.Config(log=config.Log(wandb="project")))["wandb"].level == "broken"  # the run asks for it
+    assert found(config.Config(log=config.LogConfig(wandb="project")))["wandb"].level == "broken"  # the run asks for it
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import torch
 
-from fasttrain.config import Model
+from fasttrain.config import ModelConfig
 from fasttrain.hf.names import huggingface_config, to_huggingface
 from fasttrain.model import Decoder
 
 VOCAB, SEQUENCE = 96, 48
-TINY = Model(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, ffn=80, init_std=0.3)
+TINY = ModelConfig(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, ffn=80, init_std=0.3)
 VARIANTS = {
     "qwen3": TINY,
     "qwen3 untied, a head for each query": replace(TINY, kv_heads=4, tied_head=False),
@@ -19,7 +19,7 @@ VARIANTS = {
 }
 
 
-def decoder(model: Model = TINY, *, vocab: int = VOCAB) -> Decoder:
+def decoder(model: ModelConfig = TINY, *, vocab: int = VOCAB) -> Decoder:
     made = Decoder(model, vocab=vocab, sequence=SEQUENCE)
     made.init_weights(1)
     generator = torch.Generator().manual_seed(3)

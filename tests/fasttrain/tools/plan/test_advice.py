@@ -42,11 +42,11 @@ def test_effort_d_learns_what_its_card_can_do():
 
 def test_remedies_make_it_fit():
     place = Place.of(find_gpu("rtx-4090"), 16)
-    settings = changed(RECIPES["llama2-7b"](), parallel=dict(replicas=1))
+    settings = changed(RECIPES["llama2-7b"](), parallel=dict(dp_replicate=1))
     plan = outlook(settings, place, vocab=32_000)
     assert not plan.fits
     first = remedies(plan)[0]
-    assert first.startswith("--parallel.recompute full --parallel.reduce every")
+    assert first.startswith("--parallel.recompute full --parallel.grad_reduce every")
     mended = changed(settings, parallel=dict(recompute="full", reduce="every"))
     assert outlook(mended, place, vocab=32_000).fits
 

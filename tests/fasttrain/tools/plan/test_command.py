@@ -41,7 +41,7 @@ def test_json_has_every_field_with_its_band(capsys):
         (["--recipe", "300m", "--gpu", "a100-80gb", "--gpus", "4", "--tokens", "105B"], "set batch.steps to 100136"),
         (["--recipe", "300m", "--gpu", "a100-80gb", "--gpus", "3"], "must be a multiple of 48"),
         ([*LLAMA, "--gpu", "a100-80gb", "--gpus", "128", "--disk", "300GB"], "in --disk; free some"),
-        ([*LLAMA, "--gpu", "rtx-4090", "--gpus", "16", "--parallel.replicas", "1"], "do not fit in 23.5 GiB"),
+        ([*LLAMA, "--gpu", "rtx-4090", "--gpus", "16", "--parallel.dp_replicate", "1"], "do not fit in 23.5 GiB"),
         (["--recipe", "llama2-70b", "--gpu", "a100-80gb", "--gpus", "8"], "no other settings make it fit on 8"),
     ],
 )  # fmt: skip

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fasttrain.config import Batch, Config, Data, Model, Optim, Parallel
+from fasttrain.config import BatchConfig, Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig
 from fasttrain.recipes import RECIPES
 from fasttrain.tools.plan.memory import PARTS, chunk_rows, memory
 from fasttrain.tools.plan.tracked import tracked_peak
@@ -11,21 +11,21 @@ VOCAB, WORLD = 4096, 8
 
 
 def config(*, micro=2, sequence=512, accumulation=1, tied=False, qk_norm=True, **parallel):
-    model = Model(
+    model = ModelConfig(
         layers=3, hidden=512, heads=8, kv_heads=4, head_dim=64, ffn=1536, vocab=VOCAB, tied_head=tied, qk_norm=qk_norm
     )
     return Config(
         model=model,
-        data=Data(sequence=sequence),
-        batch=Batch(steps=10, sequences=micro * WORLD * accumulation, micro=micro),
-        optim=Optim(warmup=2),
-        parallel=Parallel(**parallel),
+        data=DataConfig(sequence=sequence),
+        batch=BatchConfig(steps=10, sequences=micro * WORLD * accumulation, micro=micro),
+        optim=OptimConfig(warmup=2),
+        parallel=ParallelConfig(**parallel),
     )
 
 
 SETTINGS = {
     "fsdp": {},
-    "hsdp, accumulated": dict(replicas=4, accumulation=2),
+    "hsdp, accumulated": dict(dp_replicate=4, accumulation=2),
     "reduced every time": dict(accumulation=2, reduce="every"),
     "selective": dict(recompute="selective", micro=8),
     "full": dict(recompute="full"),
@@ -82,7 +82,7 @@ def test_what_saves_memory_saves_memory():
         return memory(config(micro=8, **settings), vocab=VOCAB, world=WORLD, loss=loss).bytes
 
     assert peak(recompute="full") < peak(recompute="selective") < peak()
-    assert peak() < peak(replicas=2) < peak(replicas=8)
+    assert peak() < peak(dp_replicate=2) < peak(dp_replicate=8)
     assert peak() < peak(accumulation=2, reduce="every") < peak(accumulation=2)
     assert peak() < peak(reshard=False)
     assert peak() < peak(loss="plain")
@@ -104,15 +104,15 @@ def test_torchtitan_s_published_memory(world, published):
     Its selective recomputation keeps a block's input, attention, and every second product: 4 C + K D + F a token. What
     it reports is the allocator's, which has the gradients of the step before in its books as well.
     """
-    model = Model(
+    model = ModelConfig(
         layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128_256, tied_head=False,
         qk_norm=False,
     )  # fmt: skip
     settings = Config(
         model=model,
-        data=Data(sequence=8192),
-        batch=Batch(steps=100, sequences=2 * world, micro=2),
-        parallel=Parallel(recompute="full"),
+        data=DataConfig(sequence=8192),
+        batch=BatchConfig(steps=100, sequences=2 * world, micro=2),
+        parallel=ParallelConfig(recompute="full"),
     )
     found = memory(settings, vocab=128_256, world=world, loss="plain").bytes
     kept = 2 * 8192 * 32 * 2 * (4 * 4096 + 8 * 128 + 14336 - 2 * 4096)

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fasttrain.config import Batch, Component, Config, Data, Model, Optim, Parallel
+from fasttrain.config import BatchConfig, ComponentConfig, Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig
 from fasttrain.model import Decoder
 from fasttrain.recipes import RECIPES
 from fasttrain.tools.plan.quantities import count, duration, gib, parse_bytes, parse_count, stated_size
@@ -18,7 +18,7 @@ def config(name="300m", **sections):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("qk_norm", [True, False])
 def test_parameters_are_those_of_the_model(tied, qk_norm):
-    model = Model(layers=3, hidden=48, heads=6, kv_heads=2, head_dim=8, ffn=80, tied_head=tied, qk_norm=qk_norm)
+    model = ModelConfig(layers=3, hidden=48, heads=6, kv_heads=2, head_dim=8, ffn=80, tied_head=tied, qk_norm=qk_norm)
     with torch.device("meta"):
         decoder = Decoder(model, vocab=100, sequence=16)
     found = exact(Config(model=model), vocab=100).parameters
@@ -30,7 +30,7 @@ def test_parameters_are_those_of_the_model(tied, qk_norm):
 
 def test_a_300m_that_counts_its_tied_head_twice_is_found_out():
     """Effort B: 249M parameters, called 300M."""
-    model = Model(layers=16, hidden=1024, heads=16, kv_heads=16, head_dim=64, ffn=2752, vocab=50_304)
+    model = ModelConfig(layers=16, hidden=1024, heads=16, kv_heads=16, head_dim=64, ffn=2752, vocab=50_304)
     stated = Stated(size=stated_size("300m"), size_from="--size")
     run = exact(config(model=vars(model)), vocab=50_304, stated=stated)
     (text,) = run.contradictions
@@ -69,7 +69,7 @@ def test_tokens_that_the_batch_does_not_give_are_found_out():
     [
         (dict(sequences=512, micro=16), {}, 3, "set batch.sequences to 528"),
         (dict(sequences=512, micro=16), {}, 64, "or batch.micro to 8"),
-        (dict(sequences=512, micro=16), dict(replicas=3), 4, "(3) must divide the number of GPUs, 4; set it to 2"),
+        (dict(sequences=512, micro=16), dict(dp_replicate=3), 4, "(3) must divide the number of GPUs, 4; set it to 2"),
     ],
 )  # fmt: skip
 def test_ranks_that_cannot_share_the_batch(batch, parallel, world, expected):
@@ -103,7 +103,7 @@ def test_epochs_and_what_they_are_worth():
 
 
 def test_a_mixture_that_ends_before_the_run():
-    parts = {name: Component(path=name, weight=weight, epochs=1) for name, weight in (("a", 3), ("b", 1))}
+    parts = {name: ComponentConfig(path=name, weight=weight, epochs=1) for name, weight in (("a", 3), ("b", 1))}
     settings = config(data=dict(mixture=parts))
     run = exact(settings, vocab=50_304, world=4, stated=Stated(dataset={"a": 5e9, "b": 5e9}))
     assert run.epochs["a"] == pytest.approx(3 * run.epochs["b"])
@@ -116,7 +116,13 @@ def test_where_a_run_stands_against_compute_optimal():
     lines = "\n".join(exact(config(), vocab=50_304, world=4).lines())
     assert "2.1 times the 20 that are compute-optimal" in lines
     assert "1,048,576 tokens a step (512 x 2048)" in lines
-    small = Config(model=Model(vocab=4096), data=Data(), batch=Batch(steps=30), optim=Optim(), parallel=Parallel())
+    small = Config(
+        model=ModelConfig(vocab=4096),
+        data=DataConfig(),
+        batch=BatchConfig(steps=30),
+        optim=OptimConfig(),
+        parallel=ParallelConfig(),
+    )
     assert "a smaller model would do better" in "\n".join(exact(small, vocab=4096).lines())
 
 

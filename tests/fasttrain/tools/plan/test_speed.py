@@ -43,7 +43,7 @@ def test_volumes_of_communication_are_those_of_theory():
     counts = num_parameters(LLAMA.model, 32_000)
     root = counts.total - counts.blocks
     fast = replace(A100, gpu=replace(A100.gpu, link=1e30))
-    settings = changed(LLAMA, parallel=dict(replicas=1))
+    settings = changed(LLAMA, parallel=dict(dp_replicate=1))
     found = collectives(work_of(settings, vocab=32_000, world=128), fast)
     network = 0.85 * A100.network
     hops = 1.5e-6 * 127 + 8e-6 * 15
@@ -54,7 +54,7 @@ def test_volumes_of_communication_are_those_of_theory():
 
 
 def test_accumulation_gathers_again_and_reduces_once():
-    settings = changed(LLAMA, batch=dict(micro=1), parallel=dict(replicas=1))
+    settings = changed(LLAMA, batch=dict(micro=1), parallel=dict(dp_replicate=1))
     once = collectives(work_of(changed(settings, batch=dict(sequences=128)), vocab=32_000, world=128), A100)
     twice = collectives(work_of(settings, vocab=32_000, world=128), A100)
     assert twice["gather"] == pytest.approx(2 * once["gather"])
@@ -65,7 +65,7 @@ def test_hybrid_sharding_wins_where_groups_are_large():
     """Rings over thousands of GPUs are slow to go round."""
     settings = changed(LLAMA, batch=dict(sequences=8192))
     many = work_of(settings, vocab=32_000, world=4096)
-    assert speed(replace(many, replicas=512), A100).rate > 1.1 * speed(replace(many, replicas=1), A100).rate
+    assert speed(replace(many, dp_replicate=512), A100).rate > 1.1 * speed(replace(many, dp_replicate=1), A100).rate
 
 
 def test_the_table_has_what_people_rent():

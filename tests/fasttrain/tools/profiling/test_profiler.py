@@ -7,7 +7,8 @@ import re
 import pytest
 import torch
 
-from fasttrain.config import Config, load
+from fasttrain.cli.parse import load
+from fasttrain.config import Config
 from fasttrain.recipes import RECIPES
 from fasttrain.tools.profiling import Profiler, check
 from fasttrain.train import main
@@ -130,7 +131,7 @@ def test_an_interrupted_run_says_what_was_profiled(tmp_path):
             for _ in range(begun):
                 profiler.begin_step()
                 torch.ones(8, 8) @ torch.ones(8, 8)
-                profiler.lap(type("Lap", (), {"seconds": lambda self: {"forward": 0.5}})())
+                profiler.lap(type("PhaseTimes", (), {"seconds": lambda self: {"forward": 0.5}})())
         assert told[0].startswith(said)
     assert [path.name for path in (tmp_path / "7").glob("trace*")] == ["trace-rank0-step107.json.gz"]
 
@@ -169,7 +170,7 @@ def test_the_memory_of_a_gpu_is_its_allocators_history(tmp_path, monkeypatch):
             profiler.begin_step()
             assert len(calls) == (0 if step < 6 else 1 if step < 8 else 3)  # from the first profiled step on
             torch.ones(8, 8) @ torch.ones(8, 8)
-            profiler.lap(type("Lap", (), {"seconds": lambda self: {"forward": 0.5}})())
+            profiler.lap(type("PhaseTimes", (), {"seconds": lambda self: {"forward": 0.5}})())
     assert calls[0]["stacks"] == "python"
     assert calls[1:] == [str(tmp_path / "memory-rank3-step7.pickle"), {"enabled": None}]
     assert told[-1].endswith("memory-rank3-step7.pickle (open it at pytorch.org/memory_viz)")

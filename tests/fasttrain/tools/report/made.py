@@ -13,7 +13,8 @@ import numpy as np
 
 from fasttrain.checkpoint.committed import Checkpoint
 from fasttrain.checkpoint.files import File
-from fasttrain.config import Batch, Config, Optim, to_toml
+from fasttrain.config import BatchConfig, Config, OptimConfig
+from fasttrain.config_toml import to_toml
 
 BEGAN = 1_700_000_000.0
 PARTS = {"data": 0.002, "wait": 0.001, "forward": 0.1, "backward": 0.2, "optimizer": 0.02, "record": 0.001}
@@ -75,13 +76,13 @@ def make_run(
 ) -> Path:
     """A run that has done `length` of `planned` steps, and is not running."""
     path.mkdir(parents=True)
-    config = Config(out=path, batch=Batch(steps=planned or length), optim=Optim(lr=lr, warmup=1))
+    config = Config(out=path, batch=BatchConfig(steps=planned or length), optim=OptimConfig(lr=lr, warmup=1))
     (path / "config.toml").write_text(to_toml(config))
     write_lines(path / "metrics.jsonl", steps(1, length, blocks=blocks, seed=seed))
     write_lines(path / "validation.jsonl", validations(length, max(length // 12, 1)))
     facts = dict(torch="2.13.0", world=8, hardware="8 x NVIDIA H100 80GB HBM3", parameters=12_345_678)
     started = incident(0, "start", f"a new run in {path}", **facts)
-    write_lines(path / "incidents.jsonl", [started, *incidents])
+    write_lines(path / "events.jsonl", [started, *incidents])
     for step in (length // 3, length // 3 * 2, length):
         make_checkpoint(path, step, loss=3.0 - step / length)
     return path

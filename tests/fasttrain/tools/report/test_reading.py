@@ -7,7 +7,6 @@ import os
 import numpy as np
 import pytest
 
-from fasttrain.process import alone_in
 from fasttrain.tools.report import read_records
 from fasttrain.tools.report.clock import Clock
 from fasttrain.tools.report.events import Incident
@@ -73,7 +72,7 @@ def test_a_run_that_was_resumed_after_a_signal_is_not_stopped(tmp_path):
 
 def test_a_run_that_holds_its_directory_is_running(tmp_path):
     run = make_run(tmp_path / "run", 50, planned=100)
-    with alone_in(run, is_first=True):
+    with alone_in(run, is_main=True):
         assert state_of(record_of(run), now=LATER).name == "running"
     assert state_of(record_of(run), now=LATER).name == "failed"
     assert state_of(record_of(run), running=True, now=LATER).name == "running"
@@ -102,7 +101,7 @@ def test_checkpoints_and_their_state(tmp_path):
 
 def test_parameters_by_settings_and_data(tmp_path):
     run = make_run(tmp_path / "run", 5)
-    (run / "incidents.jsonl").unlink()
+    (run / "events.jsonl").unlink()
     assert "parameters" not in record_of(run).facts
     (run / "config.toml").write_text((run / "config.toml").read_text().replace('vocab = "None"', "vocab = 100", 1))
     assert record_of(run).facts["parameters"] > 100 * 384

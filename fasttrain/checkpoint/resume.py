@@ -1,0 +1,126 @@
+"""Where a run begins: at step 0, or at a checkpoint, with the settings that it was saved with or with others.
+
+What a setting means for the weights decides whether it may change. The shape of the model and the kind of optimizer may
+not: the checkpoint has no place for them. Everything else may, and every difference is shown and recorded. A run whose
+batches change in size, sequence or datasets continues in each dataset where it was: `DataCursor`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from fasttrain.checkpoint.committed import Checkpoint, committed_paths, find, list_checkpoints, newest_valid
+from fasttrain.config import Config
+from fasttrain.config_toml import flat, to_toml
+from fasttrain.data import DataCursor
+from fasttrain.rundir import RunDir
+
+FIXED = ("model.", "optim.kind", "from_hf")  # prefixes of settings that cannot change
+FREE = ("model.dropout", "model.attention_dropout")  # but these can
+UNIMPORTANT = ("out", "resume")  # where a run is, and how it was started
+CONTENT = "content"  # of a dataset; no setting, but it may have changed
+MOVES = ("data.path", "data.mixture", "data.sequence", "batch.sequences", CONTENT)  # what batches depend on
+
+
+def starting_point(settings: Config, group: dist.ProcessGroup, on_warning: Callable[[str], None]) -> Checkpoint | None:
+    """The checkpoint that the run resumes from, verified; on_warning() is told of corrupt ones. All ranks call it."""
+    own = RunDir(settings.out).checkpoints
+    existing = list_checkpoints(own)
+    if settings.resume == "never":
+        if committed_paths(own):
+            step = f"at step {existing[-1].step}" if existing else "whose checkpoints are corrupt"
+            raise ValueError(
+                f"{settings.out} holds a run {step}, and --resume is never; choose another directory (--out), or "
+                "--resume auto"
+            )
+        return None
+    if settings.resume != "auto":
+        chosen = find(settings.resume)
+        if existing and chosen.path.parent.resolve() == own.resolve() and chosen.step < existing[-1].step:
+            raise ValueError(
+                f"{settings.out} is at step {existing[-1].step}; to resume from step {chosen.step}, start another "
+                f"run from it: --resume {settings.resume} --out DIRECTORY"
+            )
+        if not committed_paths(own):  # otherwise this run began there before, and was interrupted
+            chosen.verify(group)
+            return chosen
+    corrupt: list[str] = []
+    valid = newest_valid(own, group, on_warning=corrupt.append)
+    if valid is None and committed_paths(own):  # readable or not: no new run is begun over them
+        raise ValueError(
+            f"no checkpoint in {own} is valid ({'; '.join(corrupt)}); start another run with --out, or copy a valid "
+            "one there"
+        )
+    for text in corrupt:
+        on_warning(text)
+    return valid
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A setting that differs from the checkpoint's."""
+
+    key: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.before} -> {self.after}"
+
+    @property
+    def is_possible(self) -> bool:
+        return not self.key.startswith(FIXED) or self.key in FREE
+
+
+def changed_settings(before: str, after: Config) -> list[Change]:
+    """What differs between the settings of a checkpoint, as TOML, and those of now. Impossible ones are an error."""
+    old, new = dict(flat(tomllib.loads(before))), dict(flat(tomllib.loads(to_toml(after))))
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key) and key not in UNIMPORTANT]
+    if after.from_hf is None and "from_hf" in keys:  # a run that has begun needs it no more
+        keys.remove("from_hf")
+    found = [Change(key=key, before=old.get(key), after=new.get(key)) for key in keys]
+    if impossible := [change for change in found if not change.is_possible]:
+        raise ValueError(
+            f"the checkpoint cannot be resumed with other settings: {'; '.join(map(str, impossible))}. Set them back, or "
+            "start another run: --out DIRECTORY"
+        )
+    return found
+
+
+def changed_content(before: Mapping[str, str], after: Mapping[str, str]) -> list[Change]:
+    """Of datasets that both runs have, by name and digest."""
+    return [
+        Change(key=f"{CONTENT} of {name}" if name else CONTENT, before=before[name][:12], after=digest[:12])
+        for name, digest in after.items()
+        if before.get(name, digest) != digest
+    ]
+
+
+def moves_data(changes: list[Change]) -> bool:
+    """Whether batches are other ones than before."""
+    return any(change.key.startswith(MOVES) for change in changes)
+
+
+def cursor_after(
+    step: int,
+    cursor: DataCursor,
+    saved: Mapping[str, Any],  # the metadata of the checkpoint
+    changes: list[Change],
+    settings: Config,
+    digests: Mapping[str, str],
+) -> DataCursor:
+    """Where the batches of the changed settings begin.
+
+    A dataset that still has its name and content continues after as many tokens; any other one starts.
+    """
+    if not moves_data(changes):
+        return cursor
+    before = tomllib.loads(saved["config"])["data"]["sequence"]
+    kept = {name: samples for name, samples in saved["used"].items() if digests.get(name) == saved["datasets"][name]}
+    used = {name: -(-samples * before // settings.data.sequence) for name, samples in kept.items()}
+    return DataCursor(step, used)

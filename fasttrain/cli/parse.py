@@ -1,0 +1,161 @@
+"""The configuration that a command line asks for: a recipe, TOML files, then options, later ones override earlier ones.
+
+    python -m fasttrain.train --recipe tiny --config run.toml --optim.lr 3e-4
+
+One parser (tyro) reads all of them: the lines of a TOML file become arguments. So an unknown key or a wrong type is the
+same error everywhere, names the nearest valid key, and comes before anything else happens: no torch is imported here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from fasttrain.config import ComponentConfig, Config
+from fasttrain.hf.config import TAKEN, architecture
+from fasttrain.rundir import RunDir
+
+
+def load(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]], prog: str = "fasttrain.train") -> Config:
+    """The configuration that a command line asks for. A mistake in it ends the program with exit code 2."""
+    sources = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
+    sources.add_argument("--recipe", default=next(iter(recipes)))
+    sources.add_argument("--config", action="append", default=[], type=Path)
+    sources.add_argument("--profile", action="store_true")
+    chosen, arguments = sources.parse_known_args(argv)
+    if chosen.profile:
+        arguments = ["--log.profile", "3", *arguments]
+    if chosen.recipe not in recipes:
+        sources.error(f"there is no recipe {chosen.recipe!r}; there are {', '.join(recipes)}")
+    for path in reversed(chosen.config):
+        arguments = [*_arguments(_read(path, sources.error)), *arguments]
+    description = (
+        f"Sources of the settings, later ones override earlier ones: --recipe NAME ({', '.join(recipes)}), "
+        "--config FILE.toml (repeatable), and the options below. --profile is --log.profile 3. "
+        "Several datasets, in place of --data.path: "
+        "--data.mixture.NAME.path, --data.mixture.NAME.weight and --data.mixture.NAME.epochs, for any NAME."
+    )
+    try:
+        default = recipes[chosen.recipe]()
+        found = _found(arguments, default)
+        default = dataclasses.replace(default, model=dataclasses.replace(default.model, **found))
+        with _keys_of_sections(arguments):
+            settings = tyro.cli(
+                Config,
+                args=arguments,
+                default=_with_components(default, arguments),
+                prog=prog,
+                description=description,
+                use_underscores=True,
+                config=(tyro.conf.FlagConversionOff,),
+            )
+        _check_found(settings, found)
+        return settings
+    except (ValueError, FileNotFoundError) as error:
+        sources.error(str(error))
+
+
+def _found(arguments: Sequence[str], default: Config) -> Mapping[str, Any]:
+    """What the checkpoint that --from_hf names says of the model, in place of what the recipe says.
+
+    A run that has begun knows it too, and goes on without the checkpoint.
+    """
+    named = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    named.add_argument("--from_hf", "--from-hf", default=default.from_hf, nargs="?")
+    named.add_argument("--out", default=default.out, nargs="?")
+    words = named.parse_known_args(arguments)[0]
+    if words.from_hf in (None, "None"):  # or without a value, of which tyro will tell
+        return {}
+    try:
+        return architecture(Path(words.from_hf))
+    except FileNotFoundError:
+        stored = RunDir(Path(words.out or default.out)).config
+        before = tomllib.loads(stored.read_text()) if stored.exists() else {}
+        if before.get("from_hf") != str(Path(words.from_hf)):
+            raise
+        return {name: before["model"][name] for name in TAKEN}
+
+
+def _check_found(settings: Config, found: Mapping[str, Any]) -> None:
+    for name, value in found.items():
+        stated = getattr(settings.model, name)
+        if stated != value:
+            raise ValueError(
+                f"model.{name} is set to {stated}, and {settings.from_hf} has {value}; remove it: --from-hf brings the "
+                "model with it"
+            )
+
+
+def _with_components(default: Config, arguments: Sequence[str]) -> Config:
+    """With a place for every component of data.mixture that arguments name: the parser wants to know them."""
+    prefix = "--data.mixture."
+    names = [argument.removeprefix(prefix).split(".")[0] for argument in arguments if argument.startswith(prefix)]
+    added = {name: ComponentConfig(path=tyro.MISSING) for name in names if name not in default.data.mixture}
+    mixture = default.data.mixture | added
+    return dataclasses.replace(default, data=dataclasses.replace(default.data, mixture=mixture))
+
+
+@contextmanager
+def _keys_of_sections(arguments: Sequence[str]) -> Iterator[None]:
+    """Under an error about an unknown key: what its section has. tyro knows similar spellings, not similar meanings."""
+    try:
+        yield
+    except SystemExit as exit:
+        if exit.code:
+            for hint in filter(None, map(_hint, arguments)):
+                print(hint, file=sys.stderr)
+        raise
+
+
+def _hint(argument: str) -> str:
+    """What may be meant by an argument that no setting has; empty: nothing is wrong with it, or nobody knows."""
+    values = {f.name: getattr(Config(), f.name) for f in dataclasses.fields(Config)}
+    sections = {name: list(vars(value)) for name, value in values.items() if dataclasses.is_dataclass(value)}
+    section, _, key = argument.removeprefix("--").partition(".")
+    key = key.split(".")[0]
+    if not argument.startswith("--") or not key or key in sections.get(section, []):
+        return ""
+    if section in sections:
+        return f"{argument} is unknown; {section} has {', '.join(sections[section])}"
+    others = [f"--{other}.{key}" for other, keys in sections.items() if key in keys]
+    meant = f"did you mean {' or '.join(others)}?" if others else f"sections are {', '.join(sections)}"
+    return f"{argument} is unknown: there is no section {section}; {meant}"
+
+
+def _read(path: Path, fail: Callable[[str], Any]) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        fail(f"--config {path}: {error.strerror}")
+    except tomllib.TOMLDecodeError as error:
+        fail(f"--config {path}: {error}")
+    raise AssertionError("unreachable")
+
+
+def _arguments(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """A TOML table as the arguments that say the same."""
+    for key, value in table.items():
+        if isinstance(value, Mapping) and f"{prefix}{key}" != "validation.sets":
+            yield from _arguments(value, f"{prefix}{key}.")
+        else:
+            yield f"--{prefix}{key}"
+            yield from map(str, _flat(value))
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from (key, item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _flat(item)
+    else:
+        yield value

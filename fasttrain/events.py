@@ -1,0 +1,153 @@
+"""What can happen in a run: the kinds of events with their severity, and the exit codes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any
+
+
+class ExitCode(IntEnum):
+    """How `python -m fasttrain.train` ends. 128 + n: it saved and ended because of signal n."""
+
+    FINISHED = 0
+    ERROR = 1
+    USER_ERROR = 2
+    STOPPED = 3  # by the monitor
+    NOT_SAVED = 4  # its last state is not saved
+    RANK_FAILURE = 5  # another rank died or hangs
+
+
+class Severity(StrEnum):
+    """How an event is shown."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    ACTION = "action"
+    INFO = "info"
+
+
+class EventKind(StrEnum):
+    """Every kind of event, with its severity and its meaning; docs/events.md lists them."""
+
+    severity: Severity
+    meaning: str
+
+    def __new__(cls, value: str, severity: Severity, meaning: str) -> EventKind:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.severity, member.meaning = severity, meaning
+        return member
+
+    START = "start", Severity.INFO, "a new run starts"
+    RESUME = "resume", Severity.INFO, "the run resumes from a checkpoint"
+    CHANGED_SETTING = "changed setting", Severity.INFO, "a setting differs from the checkpoint's"
+    PLAN = "plan", Severity.WARNING, "the settings contradict each other, or waste something"
+    DATA = "data", Severity.WARNING, "the data looks wrong: lint, or another tokenizer than the pretrained weights'"
+    FIRST_LOSS = "first loss", Severity.WARNING, "the first loss is not what the initial weights should have"
+    NOT_FINITE = "not finite", Severity.ERROR, "the loss or the gradient norm is not finite; the update is skipped"
+    NORM = "warning", Severity.WARNING, "the gradient norm stays high while the loss does not"
+    SPIKE = "spike", Severity.ERROR, "the loss stays above the run's own noise for several steps"
+    SKIP = "skip", Severity.ACTION, "the run skips batches (monitor.spike: skip)"
+    ROLLBACK = "rollback", Severity.ACTION, "the run returns to an earlier checkpoint and skips the batches since"
+    ENVELOPE = "envelope", Severity.WARNING, "the loss is outside monitor.envelope for 20 steps"
+    DEAD_BLOCK = "dead block", Severity.WARNING, "a block gets next to no gradient"
+    EXPLODING_BLOCK = "exploding block", Severity.WARNING, "a block has most of the gradient norm"
+    SLOW_DOWN = "slow-down", Severity.WARNING, "steps have become slower, with the phase and rank that cause it"
+    SPEED = "speed", Severity.INFO, "steps are as fast as before again"
+    LOW_MFU = "low MFU", Severity.WARNING, "the MFU is low, with the causes"
+    VALIDATION = "validation", Severity.WARNING, "a validation loss is worse than guessing"
+    SAMPLE = "sample", Severity.INFO, "a text that the model wrote"
+    FAILED_SAVE = "failed save", Severity.ERROR, "a checkpoint could not be saved; it is retried"
+    PRUNED = "pruned", Severity.ACTION, "an old checkpoint was deleted because disk space ran out"
+    RETENTION = "retention", Severity.WARNING, "an old checkpoint could not be deleted"
+    PAUSE = "pause", Severity.ACTION, "the run pauses until a checkpoint can be saved"
+    PAUSE_OVER = "pause over", Severity.INFO, "a checkpoint was saved, and the run continues"
+    CORRUPT_CHECKPOINT = "corrupt checkpoint", Severity.ERROR, "a checkpoint is not what was written; it is not used"
+    RANK_FAILURE = "rank failure", Severity.ERROR, "another rank died or hangs; the run ends"
+    STOP = "stop", Severity.ERROR, "the monitor ended the run"
+    NOT_SAVED = "not saved", Severity.ERROR, "the run ended, and its last state is not saved"
+    SIGNAL = "signal", Severity.INFO, "the run was asked to stop; it saved and ended"
+    EARLY_STOP = "early stop", Severity.INFO, "the validation loss has not improved for validation.patience times"
+    FINISH = "finish", Severity.INFO, "all steps are done"
+
+
+_BY_VALUE = {kind.value: kind for kind in EventKind}
+STARTS = (EventKind.START, EventKind.RESUME)
+FAILURES = (EventKind.NOT_SAVED, EventKind.RANK_FAILURE)
+ENDS = (EventKind.FINISH, EventKind.SIGNAL, EventKind.STOP, EventKind.EARLY_STOP, *FAILURES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anomaly:
+    """A step whose loss or gradient norm is out of line."""
+
+    kind: str  # blip, warning, spike or not finite
+    is_new: bool = False  # False in the later steps of a warning or spike: it has been reported
+    series: str = ""  # loss or gradient norm
+    value: float = math.nan
+    expected: float = math.nan
+    z: float = math.nan  # of this step: deviation over the run's own noise
+    steps: int = 0  # since the rise began, this one included
+    step: int = 0  # steps completed when it was seen
+
+    @property
+    def first(self) -> int:
+        """Steps completed before the rise began."""
+        return self.step - max(self.steps, 1)
+
+    def __str__(self) -> str:
+        if self.kind == "not finite":
+            return f"{self.series} is {self.value}"
+        duration = "" if self.kind == "blip" else f", for {self.steps} steps"
+        return f"{self.series} {self.value:.4g} instead of {self.expected:.4g}, {self.z:.1f} sigma{duration}"
+
+    def evidence(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("series", "value", "expected", "z", "steps")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened in a run: a line of events.jsonl."""
+
+    step: int  # steps completed
+    kind: EventKind | str  # str: of a file that another version wrote
+    text: str
+    action: str = ""  # what the run does about it; empty: nothing
+    evidence: Mapping[str, Any] = field(default_factory=dict)  # JSON
+    documents: Sequence[str] = ()  # that are involved
+    tokens: float | None = None  # trained on by then
+    time: float = 0.0  # when it was written
+    anomaly: Anomaly | None = None  # to be handled by the run; not written
+
+    @property
+    def severity(self) -> Severity:
+        return getattr(self.kind, "severity", Severity.WARNING)
+
+    def line(self) -> dict[str, Any]:
+        """What events.jsonl says."""
+        return {name: getattr(self, name) for name in _FIELDS} | {"documents": list(self.documents)}
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> Event:
+        """What a line of events.jsonl says; whatever else the line has is evidence."""
+        kind = str(line.get("kind", "event"))
+        evidence = line.get("evidence") or {}
+        if not isinstance(evidence, Mapping):
+            evidence = {"evidence": evidence}
+        documents = line.get("documents") or []
+        return cls(
+            step=int(line.get("step") or 0),
+            kind=_BY_VALUE.get(kind, kind),
+            text=str(line.get("text", "")),
+            action=str(line.get("action") or ""),
+            evidence={**evidence, **{k: v for k, v in line.items() if k not in (*_FIELDS, "documents", "nonfinite")}},
+            documents=[str(document) for document in documents] if isinstance(documents, list) else [str(documents)],
+            tokens=line.get("tokens"),
+            time=float(line.get("time") or 0.0),
+        )
+
+
+_FIELDS = ("step", "time", "tokens", "kind", "text", "action", "evidence")

@@ -1,0 +1,183 @@
+"""Control: the only place that decides to stop, save, skip batches or roll back.
+
+Every decision follows from figures that are the same on all ranks, so all ranks take it at the same step. What one rank
+knows alone (a signal, a failed save) it tells the others with its next step: `flags`.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum, auto
+from typing import Any
+
+from fasttrain.checkpoint import Checkpoints, Failed, Saved
+from fasttrain.distributed.collectives import on_all
+from fasttrain.events import Anomaly, Event, EventKind
+from fasttrain.metrics import News, Note, StepRecord
+from fasttrain.train.messages import about_save
+from fasttrain.train.state import TrainState
+from fasttrain.train.step import StepFlags
+
+PAUSE = 10.0  # seconds between the first retries of a paused run; they become rarer
+LONGEST_PAUSE = 60.0
+
+
+class Decision(Enum):
+    """What the loop does next."""
+
+    CONTINUE = auto()
+    SKIP_BATCHES = auto()
+    ROLL_BACK = auto()
+    SAVE = auto()
+    PAUSE = auto()
+    EXIT = auto()
+
+
+class Control:
+    """note() what steps, events and saves have brought; then ask for decisions."""
+
+    def __init__(self, state: TrainState, checkpoints: Checkpoints, signals: Sequence[int]) -> None:
+        self.stop_reason = ""  # why the monitor ends the run; nothing is saved then
+        self.stop_requested = False  # a rank has received a signal
+        self.save_failure: Failed | None = None  # what this rank knows of the last save, if it failed
+        self.signals = signals
+        self.anomaly: Anomaly | None = None  # to be handled
+        self._state, self._checkpoints = state, checkpoints
+        self._saved_step, self._saved_at = state.progress.step, time.monotonic()  # of the last verified checkpoint
+        self._failures = 0  # of saves in a row, that all ranks know of
+        self._failed_at = self._begun_at = -1  # steps: when all knew of a failed save, when the last save began
+
+    def flags(self) -> StepFlags:
+        """What this rank tells the others with its next step."""
+        return StepFlags(stop=bool(self.signals), save_failed=self.save_failure is not None)
+
+    def save_age(self) -> dict[str, float]:
+        """What a kill would lose."""
+        steps = self._state.progress.step - self._saved_step
+        return dict(unsaved_steps=steps, checkpoint_age=time.monotonic() - self._saved_at)
+
+    def note(self, record: StepRecord, events: Sequence[Event]) -> None:
+        self.stop_requested = self.stop_requested or record.stop_requested
+        if record.save_failed:
+            self._failed_at = record.step
+        self.anomaly = self.anomaly or next((event.anomaly for event in events if event.anomaly), None)
+
+    def decide_on_anomaly(self) -> Decision:
+        """What monitor.spike says."""
+        anomaly, settings, rollbacks = self.anomaly, self._state.settings.monitor, self._state.progress.rollbacks
+        if anomaly is None or self.stop_requested:
+            return Decision.CONTINUE
+        if settings.spike == "skip":
+            return Decision.SKIP_BATCHES
+        if settings.spike == "rollback" and rollbacks < settings.rollbacks:
+            return Decision.ROLL_BACK
+        if settings.spike == "warn":
+            self.anomaly = None
+            return Decision.CONTINUE
+        again = f", again after {rollbacks} rollbacks (monitor.rollbacks)" if settings.spike == "rollback" else ""
+        return self.stop(again)
+
+    def stop(self, why: str) -> Decision:
+        """End the run because of the anomaly."""
+        assert self.anomaly
+        self.stop_reason = f"the loss spiked at step {self.anomaly.step} ({self.anomaly}){why}"
+        return Decision.EXIT
+
+    def decide_on_save(self, *, due: bool) -> Decision:
+        """Save if it is due, or if the last save failed and all ranks know it; due: a checkpoint is."""
+        settings, step = self._state.settings, self._state.progress.step
+        if self._failed_at > self._begun_at:
+            self._failures += 1
+            if self._failures > settings.checkpoint.retries:
+                self._begun_at = step
+                return Decision.PAUSE if settings.checkpoint.on_save_failure == "pause" else Decision.EXIT
+            return Decision.SAVE
+        return Decision.SAVE if due or self.is_ending else Decision.CONTINUE
+
+    @property
+    def is_ending(self) -> bool:
+        """The run ends after this step, with a save: it was asked to, or has lost patience."""
+        patience = self._state.settings.validation.patience
+        return self.stop_requested or 0 < patience <= self._state.progress.misses
+
+    def save(self, loss: float | None = None, *, at: int | None = None) -> None:
+        """Begin to save the state; loss: of validation; at: the step to count retries from, of a rollback."""
+        self._begun_at, self.save_failure = self._state.progress.step if at is None else at, None
+        self._state.save(self._checkpoints, loss)
+
+    def poll_saves(self, *, wait: bool = False) -> list[News]:
+        """Note what has become of saves; wait: for the last one to end."""
+        if wait:
+            self._checkpoints.wait()
+        news: list[News] = []
+        for outcome in self._checkpoints.poll():
+            news += about_save(outcome, last_saved=self._saved_step)
+            self.save_failure = outcome if isinstance(outcome, Failed) else None
+            if isinstance(outcome, Saved):
+                self._failures, self._saved_step = 0, outcome.step
+                self._saved_at = time.monotonic() - outcome.seconds
+        if self.save_failure and not wait:
+            step, failure = self._state.progress.step, self.save_failure
+            news.append(Note(f"step {step}: warning: step {failure.step} is not saved: {failure.error}"))
+        return news
+
+    def rewind(self) -> None:
+        """The run has rolled back."""
+        self.anomaly, self._saved_step = None, min(self._saved_step, self._state.progress.step)
+
+    def needs_pause(self) -> bool:
+        """At the end: the last save failed, and the run may not end without it."""
+        on_failure = self._state.settings.checkpoint.on_save_failure
+        return self.save_failure is not None and on_failure == "pause" and not self.stop_requested
+
+    def pause(self) -> Iterator[list[News]]:
+        """Retry until a save succeeds, or a signal comes; what there is to say, as it happens."""
+        assert self.save_failure
+        step, start, pause = self._state.progress.step, time.monotonic(), PAUSE
+        text = f"paused until a checkpoint can be saved: {self.save_failure.error}"
+        action = f"retries every {PAUSE:g} to {LONGEST_PAUSE:g} s"
+        yield [Event(step=step, kind=EventKind.PAUSE, text=text, action=action)]
+        while not self._stops_within(pause):
+            pause = min(2 * pause, LONGEST_PAUSE)
+            self._state.save(self._checkpoints, None)
+            self._checkpoints.wait()
+            *_, outcome = self._checkpoints.poll()  # ranks save together or fail together
+            if isinstance(outcome, Saved):
+                self.save_failure, self._failures, self._saved_step = None, 0, outcome.step
+                self._saved_at = time.monotonic() - outcome.seconds
+                text = f"saved again after a pause of {time.monotonic() - start:,.0f} s"
+                over = Event(step=step, kind=EventKind.PAUSE_OVER, text=text)
+                yield [*about_save(outcome, last_saved=outcome.step), over]
+                return
+            yield [Note(f"step {step}: paused: {outcome.error}")]
+        self.stop_requested = True
+
+    def _stops_within(self, seconds: float) -> bool:
+        """Whether any rank has received a signal, after a while, or at once when this one has."""
+        end = time.monotonic() + seconds
+        while not self.signals and time.monotonic() < end:
+            time.sleep(min(0.1, seconds))
+        return any(on_all(self._state.runtime.checkpoint_group, lambda: bool(self.signals)))
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """SIGTERM, Ctrl-C and SIGUSR1 (Slurm) are noted: the run saves after the step. The second one ends it at once."""
+    received: list[int] = []
+    previous: dict[signal.Signals, Any] = {}
+
+    def note(number: int, _: object) -> None:
+        received.append(number)
+        # Python's own handler of Ctrl-C would unwind, and wait for a save that may be what hangs.
+        signal.signal(number, signal.SIG_DFL)
+
+    for noted in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        previous[noted] = signal.signal(noted, note)
+    try:
+        yield received
+    finally:
+        for noted, handler in previous.items():
+            signal.signal(noted, handler)

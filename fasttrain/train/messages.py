@@ -1,0 +1,125 @@
+"""What a run says: at its start, of its saves and validations, and at its end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from fasttrain.checkpoint import Failed, Outcome
+from fasttrain.config_toml import summary
+from fasttrain.events import Event, EventKind, ExitCode
+from fasttrain.metrics import News, Note, SavedNote, device_name, last_step
+from fasttrain.train.state import TrainState, versions
+from fasttrain.units import disk_size, plural
+
+if TYPE_CHECKING:
+    from fasttrain.train.control import Control
+    from fasttrain.train.setup import StartReport
+
+
+def at_start(state: TrainState, report: StartReport) -> list[News]:
+    """The effective configuration, where the run starts, and what has changed."""
+    settings, runtime, step = state.settings, state.runtime, state.progress.step
+    lines = [*summary(settings), *report.plan.lines()]
+    blocks = "compiled" if report.compiled else f"not compiled ({report.why_not_compiled})"
+    lines.append(
+        f"{plural(runtime.world_size, 'rank')} on {runtime.device.type} in {runtime.precision}; blocks are {blocks}"
+    )
+    lines += [*state.data.notes(), *_mixture(state)]
+    news: list[News] = [Note(line) for line in lines]
+    news += _beginning(state, report)
+    for text in [*report.plan.contradictions, *report.plan.warnings]:
+        news.append(Event(step=step, kind=EventKind.PLAN, text=text, action="continues"))
+    for text in report.corrupt:
+        action = f"resumes from {state.resumed_from} instead"
+        news.append(Event(step=step, kind=EventKind.CORRUPT_CHECKPOINT, text=text, action=action))
+    for text in report.suspicions:
+        action = "continues, as data.lint says: warn"
+        news.append(Event(step=step, kind=EventKind.DATA, text=text, action=action))
+    if step >= settings.batch.steps:
+        steps = settings.batch.steps
+        news.append(Note(f"nothing is left to do: batch.steps is {steps}; raise it, or start another run: --out"))
+    return news
+
+
+def _beginning(state: TrainState, report: StartReport) -> Iterator[Event]:
+    settings, runtime, step = state.settings, state.runtime, state.progress.step
+    evidence = dict(
+        world_size=runtime.world_size, parameters=report.plan.parameters.total, hardware=device_name(runtime.device)
+    )
+    if state.resumed_from is None:
+        text = f"a new run in {settings.out}"
+        evidence |= versions()
+        if settings.from_hf is not None:
+            text += f", with the weights of {settings.from_hf}"
+            evidence["from_hf"] = str(settings.from_hf.absolute())
+        yield Event(step=step, kind=EventKind.START, text=text, evidence=evidence)
+        if report.tokenizer_warning:
+            yield Event(step=step, kind=EventKind.DATA, text=report.tokenizer_warning, action="continues")
+        return
+    lost = max(last_step(state.rundir.path) - step, 0) if runtime.is_main else 0
+    repeated = f"; {plural(lost, 'step')} are repeated" if lost else ""
+    text = f"resumes from {state.resumed_from}{repeated}"
+    evidence["lost_steps"] = lost
+    yield Event(step=step, kind=EventKind.RESUME, text=text, action=f"resumes from step {step}", evidence=evidence)
+    for change in report.changes:
+        action = "takes effect from this step on"
+        yield Event(step=step, kind=EventKind.CHANGED_SETTING, text=str(change), action=action, evidence=asdict(change))
+
+
+def _mixture(state: TrainState) -> list[str]:
+    """What the run will have seen of each component."""
+    if not state.data.mixture:
+        return []
+    batches, T = state.batches, state.settings.data.sequence
+    steps = max(state.settings.batch.steps, state.progress.step)
+    used, epochs, dropouts = batches.used_at(steps), batches.epochs_at(steps), batches.dropouts()
+    return [
+        f"{name}: {used[name] / sum(used.values()):.1%} of the run, {used[name] * T:,} tokens, {epochs[name]:.3g} "
+        f"epochs of {size * T:,}{f', all by step {dropouts[name]}' if dropouts.get(name, steps) < steps else ''}"
+        for name, size in zip(used, batches.sizes, strict=True)
+    ]
+
+
+def about_save(outcome: Outcome, *, last_saved: int) -> Iterator[News]:
+    """What has become of a save."""
+    step = outcome.step
+    if outcome.pruned:
+        text = f"there was no disk space for a checkpoint without deleting {', '.join(outcome.pruned)}"
+        yield Event(step=step, kind=EventKind.PRUNED, text=text, action="deleted")
+    if isinstance(outcome, Failed):
+        text, evidence = f"the checkpoint could not be saved: {outcome.error}", dict(last_saved=last_saved)
+        yield Event(step=step, kind=EventKind.FAILED_SAVE, text=text, action="retries", evidence=evidence)
+        return
+    size = f"{disk_size(outcome.bytes)} in {outcome.seconds:.1f} s"
+    yield SavedNote(f"step {step}: saved and verified {outcome.path} ({size})")
+    if outcome.trouble:
+        yield Event(step=step, kind=EventKind.RETENTION, text=outcome.trouble, action="continues")
+
+
+def at_end(state: TrainState, control: Control) -> tuple[int, list[News]]:
+    """The exit code, and the last words."""
+    progress, steps, signals = state.progress, state.settings.batch.steps, list(control.signals)
+    step = progress.step
+    if control.stop_reason:
+        text = f"stopped: {control.stop_reason}; nothing was saved since"
+        return ExitCode.STOPPED, [Event(step=step, kind=EventKind.STOP, text=text, action="ends the run")]
+    if control.save_failure:
+        error = control.save_failure.error
+        text = f"ended after {step} of {steps} steps, of which the last is not saved: {error}"
+        return ExitCode.NOT_SAVED, [Event(step=step, kind=EventKind.NOT_SAVED, text=text, action="ends the run")]
+    saved = "saved, ends the run"
+    if control.stop_requested:
+        text = f"stopped as asked, after {step} of {steps} steps; the same command resumes from here"
+        event = Event(step=step, kind=EventKind.SIGNAL, text=text, action=saved, evidence=dict(signals=signals))
+        return 128 + (signals[0] if signals else signal.SIGTERM), [event]
+    if step < steps:
+        text = f"stopped: {progress.misses} validations in a row were not better than {progress.best_loss:.3f}"
+        return ExitCode.FINISHED, [Event(step=step, kind=EventKind.EARLY_STOP, text=text, action=saved)]
+    text = f"finished: {steps} steps, {progress.tokens:,} tokens; all of it is in {state.settings.out}"
+    news: list[News] = [Event(step=step, kind=EventKind.FINISH, text=text)]
+    if state.settings.log.report:
+        news.append(Note(f"look at {state.rundir.report}"))
+    return ExitCode.FINISHED, news
