@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 
 class Places(NamedTuple):
-    """A segment of the run: of which part each sample is, and its number among the part's own."""
+    """A stretch of the run: of which part each sample is, and its number among the part's own."""
 
     parts: np.ndarray  # (n,) int64
     numbers: np.ndarray  # (n,) int64

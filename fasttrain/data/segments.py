@@ -79,7 +79,7 @@ def append_segment(run: Path, segment: DataSegment) -> None:
 
 
 def read_segments(run: Path) -> list[DataSegment]:
-    """The read_segments of a run as they stand, ascending."""
+    """The segments of a run as they stand, ascending."""
     path = RunDir(run).segments
     try:
         lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]

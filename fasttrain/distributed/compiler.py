@@ -1,4 +1,4 @@
-"""The C++ compiler with which torch.compile should_compile for a CPU. Asked without the kernels, for `fasttrain doctor`."""
+"""The C++ compiler with which torch.compile compiles for a CPU. Asked without the kernels, for `fasttrain doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a run goes now: means over its last steps, without the first, which should_compile."""
+"""How fast a run goes now: means over its last steps, without the first, which compile."""
 
 from __future__ import annotations
 

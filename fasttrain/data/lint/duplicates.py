@@ -1,4 +1,4 @@
-"""Text that occurs more than once: whole documents, read_segments of them, and documents of validation in training data."""
+"""Text that occurs more than once: whole documents, spans of them, and documents of validation in training data."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from fasttrain.data.lint.hashes import BASE, Hasher, Repeats, Sample, mixed
 from fasttrain.data.lint.source import Piece, Source
 
 DOCUMENTS = 2**23  # hashes of documents that are kept, 16 bytes each; of larger datasets, a share
-STRETCHES = 2**20
-STRETCH = 32  # tokens: so many in a row are alike by copying, hardly by chance
+SPANS = 2**20
+SPAN_TOKENS = 32  # tokens: so many in a row are alike by copying, hardly by chance
 SHORT = 32  # tokens: shorter documents are alike by chance
 COPIES = (0.01, 0.5)  # share of documents
-REPEATED = (0.3, 0.8)  # share of read_segments: licences, headers and menus are in every corpus
+REPEATED = (0.3, 0.8)  # share of spans: licences, headers and menus are in every corpus
 
 
 class Duplicates:
-    """Hashes of documents and of sampled read_segments."""
+    """Hashes of documents and of sampled spans."""
 
     def __init__(self, source: Source, hasher: Hasher) -> None:
         self._source, self._hasher = source, hasher
         documents = 0 if source.ends is None else len(source.ends)
         self.documents = Sample(DOCUMENTS, expected=documents)
-        self.read_segments = Sample(STRETCHES, expected=len(source))
+        self.spans = Sample(SPANS, expected=len(source))
         self._runs_on, self._carried, self._length = False, 0, 0  # a document into the next piece: hash and tokens
 
     def add(self, piece: Piece) -> None:
         core = piece.start - piece.first
-        tokens = piece.around[core : core + len(piece) + STRETCH - 1]
+        tokens = piece.around[core : core + len(piece) + SPAN_TOKENS - 1]
         sums = self._hasher.sums(tokens)
-        if len(tokens) >= STRETCH:
-            self.read_segments.add(self._hasher.runs(sums, STRETCH)[: len(piece)], piece.start)
+        if len(tokens) >= SPAN_TOKENS:
+            self.spans.add(self._hasher.runs(sums, SPAN_TOKENS)[: len(piece)], piece.start)
         self._add_documents(piece, sums[: len(piece) + 1])
 
     def _add_documents(self, piece: Piece, sums: np.ndarray) -> None:
@@ -90,10 +90,10 @@ class Duplicates:
         seen = self._source.tally()
         seen.add(places[again])
         severity = graded(seen.count, len(places), warning=REPEATED[0], error=REPEATED[1])
-        text = f"{seen.count / max(len(places), 1):.1%} of the read_segments of {STRETCH} tokens have occurred before"
+        text = f"{seen.count / max(len(places), 1):.1%} of the spans of {SPAN_TOKENS} tokens have occurred before"
         if severity != "ok":
             text += "; remove near-duplicates and text that every document carries, such as menus and licences"
-        return self._source.finding("repeated text", severity, seen, len(places), "read_segments", text)
+        return self._source.finding("repeated text", severity, seen, len(places), "spans", text)
 
     @cached_property
     def repeated_documents(self) -> Repeats:
@@ -101,7 +101,7 @@ class Duplicates:
 
     @cached_property
     def repeated_stretches(self) -> Repeats:
-        return self.read_segments.repeats()
+        return self.spans.repeats()
 
     def along(self, repeats: Repeats) -> np.ndarray:  # -> (BINS,)
         """The share that has occurred before."""

@@ -1,7 +1,7 @@
-"""Hashes of read_segments of tokens, and a bounded sample of them that still knows how many are alike.
+"""Hashes of spans of tokens, and a bounded sample of them that still knows how many are alike.
 
 The hash of tokens x[a:b] is the sum of r[x[i]] * B**(i - a) modulo 2**64, with a random number r for each id and an odd
-B. With the sums S of r[x[i]] * B**i up to each place of a piece, that is (S[b] - S[a]) * B**-a, so all read_segments of a
+B. With the sums S of r[x[i]] * B**i up to each place of a piece, that is (S[b] - S[a]) * B**-a, so all spans of a
 piece cost one pass.
 """
 

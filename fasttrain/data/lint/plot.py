@@ -22,7 +22,7 @@ OTHERS = ("#3a8f5c", "#7a4fa3", "#8a8a8a")
 PARTS = {
     "loops": "tokens in loops",
     "copies": "documents that are copies",
-    "repeated text": "read_segments seen before",
+    "repeated text": "spans seen before",
 }
 RED = "#c0262d"
 PER_PART = 8  # documents to a point of a line along the stream

@@ -1,4 +1,4 @@
-"""Loops: read_segments of tokens that repeat what stands a few tokens before, over and over."""
+"""Loops: spans of tokens that repeat what stands a few tokens before, over and over."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fasttrain.data.lint.duplicates import STRETCH, Duplicates, leak
+from fasttrain.data.lint.duplicates import SPAN_TOKENS, Duplicates, leak
 from fasttrain.data.lint.findings import Finding, Profile, Report
 from fasttrain.data.lint.hashes import Hasher
 from fasttrain.data.lint.index import check_index
@@ -44,7 +44,7 @@ def lint(
     """
     begin = time.perf_counter()
     tokenizer, findings = _tokenizer(dataset)
-    hasher = None if quick else Hasher(dataset.vocab, piece + STRETCH)
+    hasher = None if quick else Hasher(dataset.vocab, piece + SPAN_TOKENS)
     found: dict[str, _Split] = {}
     for name in splits or dataset.splits:
         source = Source(dataset, name, tokenizer, max_examples=max_examples)

@@ -6,10 +6,10 @@ import os
 
 import numpy as np
 import pytest
+from fasttrain.tools.report.events import Incident
 
 from fasttrain.tools.report import read_records
 from fasttrain.tools.report.clock import Clock
-from fasttrain.tools.report.events import Incident
 from fasttrain.tools.report.state import state_of
 from tests.fasttrain.tools.report.made import BEGAN, incident, make_checkpoint, make_run, steps, write_lines
 
