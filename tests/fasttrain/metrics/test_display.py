@@ -2,14 +2,14 @@ import math
 import re
 from io import StringIO
 from types import SimpleNamespace
-from unittest.mock import Mock, call
 
 import pytest
-from fasttrain.train.journal import Journal
 from rich.console import Console
 
 from fasttrain.config import LogConfig
-from fasttrain.metrics import Display, display
+from fasttrain.events import Event, EventKind
+from fasttrain.metrics import display
+from fasttrain.metrics.display import Display
 
 VALUES = {
     "loss": 3.2141,
@@ -34,10 +34,14 @@ EXTREME = VALUES | {
 }
 
 
+def event(step, text):
+    return Event(step=step, kind=EventKind.SPIKE, text=text)
+
+
 def shown(values, *, steps=400, first=119, last=120, every=1):
     """The lines of a log, of steps that are all alike."""
     console = Console(file=StringIO())
-    with Display(LogConfig(every=every), steps=steps, rank=0, console=console) as view:
+    with Display(LogConfig(every=every), steps=steps, is_main=True, console=console) as view:
         for step in range(first, last + 1):
             view.step(step, values)
     return console.file.getvalue().splitlines()
@@ -96,7 +100,7 @@ def test_a_loss_that_is_not_finite(loss):
 
 def test_the_first_step_does_not_spoil_the_estimate():
     console = Console(file=StringIO())
-    view = Display(LogConfig(), steps=400, rank=0, console=console)
+    view = Display(LogConfig(), steps=400, is_main=True, console=console)
     view.step(1, VALUES | {"step_seconds": 60.0, "tokens_per_second": 63.0})
     view.step(2, VALUES)
     first, second = console.file.getvalue().splitlines()
@@ -108,23 +112,23 @@ def test_the_first_step_does_not_spoil_the_estimate():
 
 def test_speed_is_of_the_last_twenty_steps():
     console = Console(file=StringIO())
-    view = Display(LogConfig(every=50), steps=10_000, rank=0, console=console)
+    view = Display(LogConfig(every=50), steps=10_000, is_main=True, console=console)
     fast = VALUES | {"step_seconds": 0.1, "tokens_per_second": 40_000.0, "mfu": 0.8, "data_wait": 0.0}
     slow = VALUES | {"step_seconds": 0.3, "tokens_per_second": 13_333.3, "mfu": 0.4, "data_wait": 0.1}
     for step in range(1, 101):
         view.step(step, slow if step > 90 else fast)
     before, after = console.file.getvalue().splitlines()
-    assert "40.0k tok/s  MFU  80%" in before
-    assert "20.0k tok/s  MFU  50%" in after  # 10 steps of each: 80,000 tokens in 4 s, of which 1 s of waiting
+    assert "  40k tok/s  MFU  80%" in before
+    assert "  20k tok/s  MFU  50%" in after  # 10 steps of each: 80,000 tokens in 4 s, of which 1 s of waiting
     assert "data  25%" in after
     assert after.endswith("eta    33:00")
 
 
 def test_validations_and_notes():
     console = Console(file=StringIO())
-    view = Display(LogConfig(), steps=400, rank=0, console=console)
-    view.validation(100, "held-out", loss=3.4123, perplexity=30.336, bits_per_byte=1.432)
-    view.validation(100, "held-out", loss=71.0, perplexity=6.8e30, bits_per_byte=29.3)
+    view = Display(LogConfig(), steps=400, is_main=True, console=console)
+    view.validation(100, "held-out", dict(loss=3.4123, perplexity=30.336, bits_per_byte=1.432))
+    view.validation(100, "held-out", dict(loss=71.0, perplexity=6.8e30, bits_per_byte=29.3))
     view.note("[bold]a note[/bold] " + "x" * 100)
     assert console.file.getvalue().splitlines() == [
         "step   100/400  validation held-out  loss 3.412  perplexity 30.34  bits/byte 1.432",
@@ -134,15 +138,15 @@ def test_validations_and_notes():
 
 
 def test_only_rank_0_prints(capsys):
-    with Display(LogConfig(), steps=400, rank=1) as view:
+    with Display(LogConfig(), steps=400, is_main=False) as view:
         view.step(1, VALUES)
-        view.validation(1, "held-out", loss=1.0, perplexity=2.7, bits_per_byte=0.5)
+        view.validation(1, "held-out", dict(loss=1.0, perplexity=2.7, bits_per_byte=0.5))
         view.note("note")
     assert capsys.readouterr() == ("", "")
 
 
 def test_lines_go_to_stdout(capsys):
-    with Display(LogConfig(), steps=400, rank=0) as view:
+    with Display(LogConfig(), steps=400, is_main=True) as view:
         view.step(1, VALUES)
     out, err = capsys.readouterr()
     assert out.startswith("step     1/400  loss  3.214")
@@ -154,7 +158,7 @@ def test_lines_go_to_stdout(capsys):
 
 def test_the_live_view(clock):
     terminal = Terminal()
-    with Display(LogConfig(every=50), steps=400, rank=0, console=terminal.console) as view:
+    with Display(LogConfig(every=50), steps=400, is_main=True, console=terminal.console) as view:
         view.step(199, VALUES)
         clock.now += 1
         view.step(200, VALUES)
@@ -169,7 +173,7 @@ def test_the_bar_grows(clock):
     bars = []
     for step in (4, 200, 400):
         terminal = Terminal()
-        with Display(LogConfig(), steps=400, rank=0, console=terminal.console) as view:
+        with Display(LogConfig(), steps=400, is_main=True, console=terminal.console) as view:
             view.step(step, VALUES)
         bars.append(terminal.lines()[-2].count("━"))
     assert bars[0] < bars[1] < bars[2]
@@ -179,7 +183,7 @@ def test_the_bar_grows(clock):
 @pytest.mark.parametrize("steps", [400, 5_000_000])
 def test_the_live_view_fits_eighty_columns(values, steps, clock):
     terminal = Terminal()
-    with Display(LogConfig(), steps=steps, rank=0, console=terminal.console) as view:
+    with Display(LogConfig(), steps=steps, is_main=True, console=terminal.console) as view:
         for step in (1, 2, 3):
             view.step(step, values)
             clock.now += 1
@@ -198,11 +202,11 @@ def test_the_live_view_fits_eighty_columns(values, steps, clock):
 ])  # fmt: skip
 def test_a_narrow_terminal_gets_fewer_figures(columns, figures, clock):
     terminal = Terminal(columns)
-    with Display(LogConfig(), steps=5_000_000, rank=0, console=terminal.console) as view:
+    with Display(LogConfig(), steps=5_000_000, is_main=True, console=terminal.console) as view:
         for step in (3_000_000, 3_000_001):
             view.step(step, VALUES)
             clock.now += 1
-        view.incident("step 3000001: the loss spiked, and this is a long story")
+        view.event(event(3000001, "the loss spiked, and this is a long story"))
         view.step(3_000_002, VALUES)
     lines = terminal.lines()[-4:]
     assert max(map(len, lines)) <= columns
@@ -210,33 +214,36 @@ def test_a_narrow_terminal_gets_fewer_figures(columns, figures, clock):
     assert lines[1] == figures
 
 
-def test_the_last_incident_stays_in_view(clock):
+def test_the_last_event_stays_in_view(clock):
     terminal = Terminal()
-    with Display(LogConfig(), steps=400, rank=0, console=terminal.console) as view:
+    with Display(LogConfig(), steps=400, is_main=True, console=terminal.console) as view:
         view.step(97, VALUES)
         clock.now += 1
         view.note("step 97: saved")
-        view.incident("step 97: the MFU is low. What it is lost to:\n    waiting")
+        view.event(event(97, "the MFU is low. What it is lost to:\n    waiting"))
         view.step(98, VALUES)
     assert terminal.lines()[-4:][0].startswith("step 98/400")
-    assert terminal.lines()[-1] == "last incident: step 97: the MFU is low. What it is lost to: waiting"
+    assert terminal.lines()[-1] == "last event: step 97: the MFU is low. What it is lost to: waiting"
     assert terminal.lines().count("    waiting") == 1  # and it is told once, in full, above
 
 
-@pytest.mark.parametrize(("kind", "shown"), [
-    ("spike", "incident"), ("rollback", "incident"), ("slow-down", "incident"), ("of tomorrow", "incident"),
-    ("start", "note"), ("finish", "note"), ("speed", "note"),
+@pytest.mark.parametrize(("kind", "stays"), [
+    ("spike", True), ("rollback", True), ("slow-down", True), ("of tomorrow", True),
+    ("start", False), ("finish", False), ("speed", False),
 ])  # fmt: skip
-def test_which_events_are_incidents(kind, shown):
-    """As the report has them: what is no news but good news is none."""
-    journal = SimpleNamespace(_recorder=Mock(), _display=Mock(), _tokens_at=lambda step: 0)
-    Journal.event(journal, 97, kind, "it happened")
-    assert journal._display.mock_calls == [getattr(call, shown)("step 97: it happened")]
+def test_information_does_not_take_the_place_of_an_event_that_counts(clock, kind, stays):
+    terminal = Terminal()
+    with Display(LogConfig(), steps=400, is_main=True, console=terminal.console) as view:
+        view.step(96, VALUES)
+        view.event(Event.of(dict(step=97, kind=kind, text="it happened")))
+        clock.now += 1
+        view.step(98, VALUES)
+    assert (terminal.lines()[-1] == "last event: step 97: it happened") == stays
 
 
-def test_an_incident_in_a_log_is_a_line():
+def test_an_event_in_a_log_is_a_line():
     console = Console(file=StringIO())
-    Display(LogConfig(), steps=400, rank=0, console=console).incident("step 97: the loss spiked")
+    Display(LogConfig(), steps=400, is_main=True, console=console).event(event(97, "the loss spiked"))
     assert console.file.getvalue() == "step 97: the loss spiked\n"
 
 
@@ -248,12 +255,12 @@ class AsciiFile(StringIO):
 def test_a_stream_that_knows_ascii_only(terminal, clock):
     """A sample of the model's may have any character; that must not end the run."""
     console = Console(force_terminal=terminal, width=80, file=AsciiFile(), _environ={})
-    with Display(LogConfig(), steps=400, rank=0, console=console) as view:
+    with Display(LogConfig(), steps=400, is_main=True, console=console) as view:
         for step in (1, 2):
             view.step(step, VALUES)
             clock.now += 1
         view.note("a sample: naïve ▁▂▃")
-        view.incident("step 2: " + "x" * 100)
+        view.event(event(2, "x" * 100))
         view.step(3, VALUES)
     printed = console.file.getvalue()
     assert printed.isascii()
@@ -262,7 +269,7 @@ def test_a_stream_that_knows_ascii_only(terminal, clock):
 
 def test_a_full_disk_costs_lines_and_not_the_run(caplog):
     full = open("/dev/full", "w")  # noqa: SIM115
-    with Display(LogConfig(), steps=400, rank=0, console=Console(file=full)) as view:
+    with Display(LogConfig(), steps=400, is_main=True, console=Console(file=full)) as view:
         for step in (1, 2):
             view.step(step, VALUES)
     with pytest.raises(OSError, match="No space left"):  # its buffer is still full: nothing was written
@@ -275,14 +282,14 @@ def test_a_full_disk_costs_lines_and_not_the_run(caplog):
 def test_no_color_is_respected(clock):
     for environment, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
         console = Console(force_terminal=True, width=80, file=StringIO(), color_system="standard", _environ=environment)
-        with Display(LogConfig(), steps=400, rank=0, console=console) as view:
+        with Display(LogConfig(), steps=400, is_main=True, console=console) as view:
             view.step(200, VALUES)
         assert bool(re.search(r"\x1b\[[39][0-9]m", console.file.getvalue())) == coloured
 
 
 def test_a_fast_run_is_not_drawn_at_every_step(clock):
     terminal = Terminal()
-    with Display(LogConfig(), steps=400, rank=0, console=terminal.console) as view:
+    with Display(LogConfig(), steps=400, is_main=True, console=terminal.console) as view:
         for step in range(1, 101):
             view.step(step, VALUES)
             clock.now += 0.01
@@ -291,7 +298,7 @@ def test_a_fast_run_is_not_drawn_at_every_step(clock):
 
 def test_the_last_step_is_drawn_in_any_case(clock):
     terminal = Terminal()
-    with Display(LogConfig(), steps=400, rank=0, console=terminal.console) as view:
+    with Display(LogConfig(), steps=400, is_main=True, console=terminal.console) as view:
         view.step(399, VALUES)
         view.step(400, VALUES)
     assert terminal.lines()[-3].startswith("step 400/400 ")
@@ -299,9 +306,9 @@ def test_the_last_step_is_drawn_in_any_case(clock):
 
 def test_lines_that_stay_are_above_the_live_view(clock):
     terminal = Terminal()
-    with Display(LogConfig(), steps=400, rank=0, console=terminal.console) as view:
+    with Display(LogConfig(), steps=400, is_main=True, console=terminal.console) as view:
         view.step(100, VALUES)
-        view.validation(100, "held-out", loss=3.4123, perplexity=30.336, bits_per_byte=1.432)
+        view.validation(100, "held-out", dict(loss=3.4123, perplexity=30.336, bits_per_byte=1.432))
         print("a stray line")  # of a library: rich takes it above too
     lines = terminal.lines()
     places = [next(i for i, line in enumerate(lines) if start in line) for start in ("validation", "a stray line")]
@@ -313,6 +320,6 @@ def test_lines_that_stay_are_above_the_live_view(clock):
 
 def test_a_dumb_terminal_gets_plain_lines():
     console = Console(force_terminal=True, file=StringIO(), _environ={"TERM": "dumb"})
-    Display(LogConfig(), steps=400, rank=0, console=console).step(1, VALUES)
+    Display(LogConfig(), steps=400, is_main=True, console=console).step(1, VALUES)
     assert console.file.getvalue().startswith("step     1/400  loss  3.214")
     assert "\x1b" not in console.file.getvalue()

@@ -12,16 +12,29 @@ import pytest
 
 from fasttrain.config import Config, LogConfig
 from fasttrain.config_toml import to_toml
-from fasttrain.metrics import Event, Recorder, read_metrics, read_validations
+from fasttrain.events import Event
 from fasttrain.metrics import logger as record
+from fasttrain.metrics import read_metrics, read_validations
+from fasttrain.metrics.logger import SinkOptions, Sinks
+from fasttrain.rundir import RunDir
 
 QUIET = LogConfig(tensorboard=False)
 TOML = to_toml(Config())
 VALUES = {"loss": 3.5, "time/data": 0.25, "gpu/power": 300.0}
 
 
-def recorder(run, log=QUIET, *, resume_step=0, rank=0):
-    return Recorder(run, log, config_toml=TOML, resume_step=resume_step, rank=rank)
+class recorder(Sinks):
+    """Sinks of a run, closed as a run closes them."""
+
+    def __init__(self, run, log=QUIET, *, resume_step=0, is_main=True):
+        options = SinkOptions(run=RunDir(run), log=log, config_toml=TOML, resume_step=resume_step)
+        super().__init__(options, is_main=is_main)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        self.close(0 if kind is None else 1)
 
 
 def record_a_run(record):
@@ -33,7 +46,7 @@ def record_a_run(record):
 def test_json_lines_are_always_written(tmp_path):
     with recorder(tmp_path) as record:
         record_a_run(record)
-        assert read_metrics(tmp_path)[0]["loss"] == 3.5  # while the run goes on
+        assert read_metrics(tmp_path)[0]["loss"] == 3.5  # while the run continues
     assert read_validations(tmp_path)[0]["perplexity"] == 54.6
     assert json.loads((tmp_path / "events.jsonl").read_text())["evidence"] == {"window": [1, 2]}
     assert not (tmp_path / "tensorboard").exists()
@@ -41,7 +54,7 @@ def test_json_lines_are_always_written(tmp_path):
 
 
 def test_other_ranks_write_nothing(tmp_path):
-    with recorder(tmp_path / "run", LogConfig(wandb="project"), rank=1) as record:
+    with recorder(tmp_path / "run", LogConfig(wandb="project"), is_main=False) as record:
         record_a_run(record)
     assert not (tmp_path / "run").exists()
 
@@ -90,11 +103,11 @@ def test_tensorboard_gets_groups_of_tags(board, tmp_path):
     assert writer.scalars == [
         (1, {"train/loss": 3.5, "time/data": 0.25, "gpu/power": 300.0}),
         (1, {"validation/held-out/loss": 4.0, "validation/held-out/perplexity": 54.6}),
-        (1, {"incidents/spike": 1.0}),  # a mark
+        (1, {"events/spike": 1.0}),  # a mark
     ]
     assert writer.texts == [
         (1, "config", f"```toml\n{TOML}\n```"),
-        (1, "incidents/spike", 'loss 9 after 3\n\n- action: "none"\n- window: [1, 2]'),
+        (1, "events/spike", 'loss 9 after 3\n\n- action: "none"\n- window: [1, 2]'),
     ]
     assert writer.closed
 
@@ -123,7 +136,7 @@ def test_a_run_does_not_die_of_its_onlookers(board, tmp_path, caplog):
             record.step(step, VALUES)
     assert len(read_metrics(tmp_path)) == 3
     assert [line.getMessage() for line in caplog.records] == [
-        "metrics: goes on without TensorBoard, which failed: ZeroDivisionError: division by zero"
+        "metrics: continues without TensorBoard, which failed: ZeroDivisionError: division by zero"
     ]
 
 
@@ -144,9 +157,9 @@ def test_real_event_files(tmp_path):
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 1), (2, 2), (3, 3), (4, 40)]
     assert [event.value for event in events.Scalars("gpu/power")] == [300.0] * 4
     assert events.Scalars("validation/held-out/loss")[0].value == 4.5
-    text = events.Tensors("incidents/spike/text_summary")[0].tensor_proto.string_val[0].decode()
+    text = events.Tensors("events/spike/text_summary")[0].tensor_proto.string_val[0].decode()
     assert text == 'loss 40 after 3\n\n- action: "none"\n- window: [4]'
-    assert [(mark.step, mark.value) for mark in events.Scalars("incidents/spike")] == [(4, 1.0)]
+    assert [(mark.step, mark.value) for mark in events.Scalars("events/spike")] == [(4, 1.0)]
 
 
 # Weights & Biases
@@ -223,13 +236,14 @@ def test_wandb_shows_a_failed_run_as_failed(wandb, tmp_path):
     assert wandb.runs[0].exit_code == 1
 
 
-def test_wandb_that_does_not_begin_is_an_error_with_its_remedy(wandb, tmp_path):
+def test_wandb_that_cannot_start_is_an_error_with_its_remedy(wandb, tmp_path):
     def refuse(**_):
         raise RuntimeError("No API key configured")
 
     wandb.init = refuse
     with pytest.raises(
-        ValueError, match="log.wandb is 'project', and W&B does not begin: No API key configured; wandb login, or WANDB"
+        ValueError,
+        match="log.wandb is 'project', and could not start W&B: No API key configured; wandb login",
     ):
         recorder(tmp_path, WANDB)
 

@@ -25,38 +25,38 @@ def clock(monkeypatch):
     return clock
 
 
-def mark(watch, clock, name, seconds):
+def mark(timer, clock, name, seconds):
     clock.now += seconds
-    watch.mark(name)
+    timer.mark(name)
 
 
 def test_parts_of_the_same_name_add_up(clock):
-    watch = StepTimer(CPU)
+    timer = StepTimer(CPU)
     for seconds in (1.0, 2.0):  # two micro-batches
-        mark(watch, clock, "data", seconds)
-        mark(watch, clock, "forward_backward", 10 * seconds)
-    mark(watch, clock, "optimizer", 0.5)
-    assert watch.split() == {"data": 3.0, "forward_backward": 30.0, "optimizer": 0.5}
+        mark(timer, clock, "data", seconds)
+        mark(timer, clock, "forward_backward", 10 * seconds)
+    mark(timer, clock, "optimizer", 0.5)
+    assert timer.split() == {"data": 3.0, "forward_backward": 30.0, "optimizer": 0.5}
 
 
 def test_laps_leave_out_no_time_and_count_none_twice(clock):
-    watch = StepTimer(CPU)
-    mark(watch, clock, "data", 1.0)
-    first = watch.lap()
+    timer = StepTimer(CPU)
+    mark(timer, clock, "data", 1.0)
+    first = timer.end_step()
     clock.now += 4.0  # after the last mark: part of what comes next
-    mark(watch, clock, "data", 1.0)
-    second = watch.lap()
+    mark(timer, clock, "data", 1.0)
+    second = timer.end_step()
     assert first.seconds() == first.seconds() == {"data": 1.0}  # whenever it is asked
     assert second.seconds() == {"data": 5.0}
-    assert watch.split() == {}
+    assert timer.split() == {}
 
 
 def test_a_part_takes_as_long_as_it_takes():
-    watch = StepTimer(CPU)
+    timer = StepTimer(CPU)
     time.sleep(0.02)
-    watch.mark("sleep")
-    watch.mark("nothing")
-    parts = watch.split()
+    timer.mark("sleep")
+    timer.mark("nothing")
+    parts = timer.split()
     assert 0.02 <= parts["sleep"] < 2
     assert 0 <= parts["nothing"] < parts["sleep"]
 
@@ -103,23 +103,23 @@ def stream(monkeypatch):
 
 
 def test_on_a_gpu_only_asking_waits(stream):
-    watch = StepTimer(CUDA)
-    laps = []
+    timer = StepTimer(CUDA)
+    steps = []
     for _ in range(2):
         stream.run(3.0)
-        watch.mark("data")
+        timer.mark("data")
         stream.run(40.0)
-        watch.mark("forward_backward")
-        laps.append(watch.lap())
+        timer.mark("forward_backward")
+        steps.append(timer.end_step())
     assert stream.waits == 0
-    assert [lap.seconds() for lap in laps] == [{"data": 0.003, "forward_backward": 0.04}] * 2
+    assert [phases.seconds() for phases in steps] == [{"data": 0.003, "forward_backward": 0.04}] * 2
     assert stream.waits == 2
 
 
 @pytest.mark.gpu
 def test_a_gpu_is_timed_by_itself():
-    watch = StepTimer(CUDA)
+    timer = StepTimer(CUDA)
     torch.cuda._sleep(50_000_000)  # cycles: about 30 ms
-    watch.mark("sleep")
-    lap = watch.lap()
-    assert 0.005 < lap.seconds()["sleep"] < 1
+    timer.mark("sleep")
+    phases = timer.end_step()
+    assert 0.005 < phases.seconds()["sleep"] < 1

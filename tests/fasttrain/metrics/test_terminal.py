@@ -22,7 +22,7 @@ SCRIPT = f"""
     import fasttrain.train.loop
     from fasttrain.train import main
 
-    real, steps = fasttrain.train.loop.run_step, iter(range(1, 100))
+    real, steps = fasttrain.train.loop.train_step, iter(range(1, 100))
 
     def noted(*arguments, **options):
         step = next(steps)
@@ -33,7 +33,7 @@ SCRIPT = f"""
         time.sleep(0.21)  # every step is drawn
         return real(*arguments, **options)
 
-    fasttrain.train.loop.run_step = noted
+    fasttrain.train.loop.train_step = noted
     main(sys.argv[1:])
 """
 

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from fasttrain.monitor import EVERY, Medians, Slowdown, SlowdownDetector, SpikeDetector, Verdict
+from fasttrain.events import Anomaly
+from fasttrain.monitor.exchange import EVERY, Medians
+from fasttrain.monitor.slowdown import Slowdown, SlowdownDetector
+from fasttrain.monitor.spikes import SpikeDetector
 
 Noise = Callable[[np.random.Generator, int], np.ndarray]
 
@@ -33,17 +36,17 @@ NOISES: dict[str, Noise] = {
 }
 
 
-def verdicts(losses: Iterable[float], norms: Iterable[float], **options: int) -> list[tuple[int, Verdict]]:
+def anomalies(losses: Iterable[float], norms: Iterable[float], **options: int) -> list[tuple[int, Anomaly]]:
     """All that are not normal and are new, by step."""
     detector = SpikeDetector(**options)
     found = (
         (step, detector.observe(float(x), float(y))) for step, (x, y) in enumerate(zip(losses, norms, strict=True))
     )
-    return [(step, verdict) for step, verdict in found if verdict.is_new]
+    return [(step, anomaly) for step, anomaly in found if anomaly and anomaly.is_new]
 
 
-def lasting(found: list[tuple[int, Verdict]]) -> list[tuple[int, Verdict]]:
-    return [(step, verdict) for step, verdict in found if verdict.kind != "blip"]
+def lasting(found: list[tuple[int, Anomaly]]) -> list[tuple[int, Anomaly]]:
+    return [(step, anomaly) for step, anomaly in found if anomaly.kind != "blip"]
 
 
 def noisy_run(noise: Noise, steps: int, seed: int, sigma: float = 0.05) -> tuple[np.ndarray, np.ndarray]:

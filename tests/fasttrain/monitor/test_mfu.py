@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fasttrain.config import BatchConfig, Config, DataConfig, ModelConfig, ParallelConfig
-from fasttrain.monitor import Facts, explain
+from fasttrain.monitor.mfu import MfuContext, explain
 
-LARGE = Facts(
+LARGE = MfuContext(
     settings=Config(
         model=ModelConfig(layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128_256),
         data=DataConfig(sequence=4096),
@@ -24,7 +24,7 @@ LARGE = Facts(
     device="cuda",
     precision="bf16",
     compiled=True,
-    world=8,
+    dp_size=8,
 )
 
 
@@ -38,7 +38,7 @@ def test_a_good_mfu_needs_no_explanation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "evidence", "remedy"),
+    ("context", "evidence", "remedy"),
     [
         (replace(LARGE, split={"data": 0.7}), "70% of a step: waiting for data", "data.prefetch"),
         (replace(LARGE, split={"wait": 0.4}), "40% of a step: waiting for other ranks", "slow rank"),
@@ -56,15 +56,15 @@ def test_a_good_mfu_needs_no_explanation() -> None:
         (replace(LARGE, sensors={"throttled_heat": 1.0, "sm_clock": 900.0}), "at 900 MHz: heat", "cooling"),
     ],
 )
-def test_each_cause_is_found_with_its_remedy(facts: Facts, evidence: str, remedy: str) -> None:
-    first = str(explain(facts)[0])
+def test_each_cause_is_found_with_its_remedy(context: MfuContext, evidence: str, remedy: str) -> None:
+    first = str(explain(context)[0])
     assert evidence in first
     assert remedy in first
 
 
 def test_causes_are_ordered_by_what_they_cost() -> None:
-    facts = replace(LARGE, split={"data": 0.3, "wait": 0.1, "optimizer": 0.3}, compiled=False)
-    shares = [cause.share for cause in explain(facts)]
+    context = replace(LARGE, split={"data": 0.3, "wait": 0.1, "optimizer": 0.3}, compiled=False)
+    shares = [cause.share for cause in explain(context)]
     assert shares == sorted(shares, reverse=True)
     assert len(shares) == 4
 
@@ -76,16 +76,18 @@ def test_what_settings_do_not_explain_is_said() -> None:
         data=DataConfig(sequence=1024),
         batch=BatchConfig(sequences=64, micro=4),
     )
-    facts = Facts(
+    context = MfuContext(
         settings=settings, mfu=0.01, seconds=1.0, split={"data": 0.02}, parameters=12_800_000, peak=209.5e12,
-        device="cuda", precision="bf16", compiled=False, world=1, sensors={"utilisation": 0.12},
+        device="cuda", precision="bf16", compiled=False, dp_size=1, sensors={"utilisation": 0.12},
     )  # fmt: skip
-    *others, last = explain(facts)
+    *others, last = explain(context)
     assert "blocks are not compiled" in str(others[0])
     assert "nothing in the settings: they allow for an MFU of about 47%, and it is 1.0%" in str(last)
     assert "busy for 12% of the time" in str(last)
 
 
 def test_cpus_are_not_told_about_gpus() -> None:
-    facts = replace(LARGE, device="cpu", precision="fp32", compiled=False, settings=Config(parallel=ParallelConfig()))
-    assert all("GPU" not in str(cause) and "precision" not in str(cause) for cause in explain(replace(facts, world=1)))
+    context = replace(LARGE, device="cpu", precision="fp32", compiled=False, settings=Config(parallel=ParallelConfig()))
+    assert all(
+        "GPU" not in str(cause) and "precision" not in str(cause) for cause in explain(replace(context, dp_size=1))
+    )

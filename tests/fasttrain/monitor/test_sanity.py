@@ -10,8 +10,7 @@ import torch
 
 from fasttrain.config import ModelConfig
 from fasttrain.model import Decoder
-from fasttrain.monitor import Blocks, Envelope, first_loss_suspicion
-from fasttrain.monitor.sanity import first_loss
+from fasttrain.monitor.sanity import Blocks, Envelope, first_loss, first_loss_suspicion
 
 VOCAB = 1024
 

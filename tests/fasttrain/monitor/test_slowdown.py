@@ -7,7 +7,8 @@ import json
 import pytest
 import torch
 
-from fasttrain.monitor import Medians, SlowdownDetector, probe, slowest
+from fasttrain.monitor.exchange import Medians, probe, slowest
+from fasttrain.monitor.slowdown import SlowdownDetector
 from tests.fasttrain.monitor.simulated import PARTS, slow_run
 
 
