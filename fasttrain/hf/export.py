@@ -19,7 +19,7 @@ from fasttrain.config_toml import from_toml
 from fasttrain.data import AnyDataset, TrainingData
 from fasttrain.data.formats.dataset import SEPARATORS
 from fasttrain.data.segments import segment_at
-from fasttrain.disk import free_bytes
+from fasttrain.fs import free_bytes
 from fasttrain.hf.directory import whole
 from fasttrain.hf.names import huggingface_config
 from fasttrain.hf.weights import DTYPES, Weights, weights

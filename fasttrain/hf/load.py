@@ -190,7 +190,7 @@ def tokenizer_warning(directory: Path, data: TrainingData) -> str:
         )
     differing = [part for part, ours, theirs in _parts_of(ours, theirs) if ours != theirs]
     if differing:
-        return f"the tokenizers of the data and of {directory} cut text in different ways ({', '.join(differing)})"
+        return f"the tokenizers of the data and of {directory} split text in different ways ({', '.join(differing)})"
     return ""
 
 

@@ -50,7 +50,7 @@ def test_a_step_is_the_same_batch_whenever_and_whoever_asks(stream):
 
 
 def test_a_skip_leaves_out_the_batches_of_some_steps_and_changes_no_other(stream):
-    whole, skipping = batches_of(stream), batches_of(stream, origin=DataCursor(skips=(Skip(3, 2), Skip(6, 1))))
+    whole, skipping = batches_of(stream), batches_of(stream, cursor=DataCursor(skips=(Skip(3, 2), Skip(6, 1))))
     came = [step for step in range(12) if step not in (3, 4, 8)]
     assert all(same(skipping.at(step), whole.at(before)) for step, before in enumerate(came))
     assert skipping.used_at(7) == whole.used_at(10)
@@ -63,7 +63,7 @@ def test_a_later_skip_is_in_the_steps_that_earlier_ones_have_left(tmp_path_facto
     left = list(range(100))
     for skip in skips:
         del left[skip.step : skip.step + skip.steps]
-    whole, skipping = batches_of(stream), batches_of(stream, origin=DataCursor(skips=tuple(skips)))
+    whole, skipping = batches_of(stream), batches_of(stream, cursor=DataCursor(skips=tuple(skips)))
     assert [skipping.used_at(step) for step in range(40)] == [whole.used_at(step) for step in left[:40]]
 
 
@@ -71,17 +71,17 @@ def test_a_later_skip_is_in_the_steps_that_earlier_ones_have_left(tmp_path_facto
 @given(
     weight=st.sampled_from([0.2, 1.0, 3.0]),
     epochs=st.sampled_from([0.0, 2.0]),
-    origin=st.sampled_from([DataCursor(), DataCursor(4, {"a": 13, "b": 30})]),
+    cursor=st.sampled_from([DataCursor(), DataCursor(4, {"a": 13, "b": 30})]),
     skips=st.lists(st.builds(Skip, st.integers(5, 20), st.integers(1, 4)), max_size=2),
 )
-def test_the_steps_of_a_sample_are_those_whose_batches_hold_it(tmp_path_factory, weight, epochs, origin, skips):
+def test_the_steps_of_a_sample_are_those_whose_batches_hold_it(tmp_path_factory, weight, epochs, cursor, skips):
     data = [
         Component("a", stream_of(LENGTHS, path=tmp_path_factory.mktemp("a")), weight, epochs),
         Component("b", stream_of(LENGTHS * 2, path=tmp_path_factory.mktemp("b"))),
     ]
-    batches = batches_of(data, origin=replace(origin, skips=tuple(skips)))
+    batches = batches_of(data, cursor=replace(cursor, skips=tuple(skips)))
     seen = {}
-    for step in range(origin.step, 24):
+    for step in range(cursor.step, 24):
         for row, sample in enumerate(zip(*map(np.ndarray.tolist, batches.rows_at(step)), strict=True)):
             seen.setdefault(sample, []).append((step, row))
     for component, size in enumerate(batches.sizes):
@@ -94,7 +94,7 @@ def test_ranks_together_see_the_same_step_whatever_their_number(stream, world):
     options = dict(sequences=24, document_mask=False)
     for step in (0, 1, 5):
         whole = batches_of(stream, **options).at(step)
-        parts = [batches_of(stream, **options, rank=rank, world=world).at(step) for rank in range(world)]
+        parts = [batches_of(stream, **options, dp_rank=rank, dp_size=world).at(step) for rank in range(world)]
         assert np.array_equal(np.concatenate([part.samples for part in parts]), whole.samples)
         assert torch.equal(torch.cat([part.tokens for part in parts]), whole.tokens)
         assert torch.equal(torch.cat([part.targets for part in parts]), whole.targets)
@@ -214,7 +214,7 @@ def test_a_pinned_batch_arrives_unchanged(stream):
 
 def test_what_cannot_be_divided_or_filled_is_an_error(stream):
     for call, message in [
-        (lambda: batches_of(stream, world=3), "data: 4 sequences of a step do not divide among 3 ranks"),
+        (lambda: batches_of(stream, dp_size=3), "data: 4 sequences of a step do not divide among 3 ranks"),
         (
             lambda: batches_of(stream).at(0).split(3),
             "data: 4 sequences of a rank do not divide into micro-batches of 3",

@@ -13,7 +13,8 @@ from fasttrain import cli, config
 from fasttrain.data import Batches, DataCursor, Skip, training_data
 from fasttrain.data.locate import SPLIT, documents_from, locate, seen, step_of_token, text_of
 from fasttrain.data.prepare import Settings, prepare
-from fasttrain.data.segments import NAME, DataSegment, read_segments, record, segment_at, with_paths
+from fasttrain.data.segments import DataSegment, append_segment, read_segments, segment_at, with_absolute_paths
+from fasttrain.rundir import RunDir
 
 T = 16
 
@@ -34,10 +35,15 @@ def prepared(tmp_path_factory) -> Path:
     return root
 
 
-def stretch_of(data: config.DataConfig, **changes) -> DataSegment:
+def segment_of(data: config.DataConfig, **changes) -> DataSegment:
     opened = training_data(data)
     segment = DataSegment(
-        step=0, origin=DataCursor(), sequences=6, world=2, data=with_paths(data, opened), datasets=opened.digests
+        step=0,
+        cursor=DataCursor(),
+        sequences=6,
+        dp_size=2,
+        data=with_absolute_paths(data, opened),
+        datasets=opened.digests,
     )
     return replace(segment, **changes)
 
@@ -59,15 +65,15 @@ def mixed(prepared) -> config.DataConfig:
 @pytest.mark.parametrize("kind", ["text", "mixed"])
 def test_excerpts_are_the_batches_of_every_rank(tmp_path, request, kind):
     data = request.getfixturevalue(kind)
-    segment = stretch_of(data, origin=DataCursor(skips=(Skip(3, 4),)))
-    record(tmp_path, segment)
+    segment = segment_of(data, cursor=DataCursor(skips=(Skip(3, 4),)))
+    append_segment(tmp_path, segment)
     opened = training_data(data)
     for step in (0, 2, 3, 90):
         excerpts = list(locate(tmp_path, step))
         for rank in range(2):
             batches = Batches(
                 opened.components("train"), sequence=T, sequences=6, seed=0, document_mask=True,
-                rank=rank, world=2, origin=segment.origin,
+                dp_rank=rank, dp_size=2, cursor=segment.cursor,
             )  # fmt: skip
             batch = batches.at(step)
             for row, tokens in enumerate(batch.tokens.numpy()):
@@ -83,7 +89,7 @@ def test_excerpts_are_the_batches_of_every_rank(tmp_path, request, kind):
 
 
 def test_bytes_and_sources_lead_to_the_text_in_its_file(tmp_path, mixed):
-    record(tmp_path, stretch_of(mixed))
+    append_segment(tmp_path, segment_of(mixed))
     kinds = set()
     for step in range(20):
         for excerpt in locate(tmp_path, step):
@@ -103,8 +109,10 @@ def test_bytes_and_sources_lead_to_the_text_in_its_file(tmp_path, mixed):
 def test_a_document_is_seen_in_exactly_the_steps_that_hold_it(tmp_path, request, kind):
     data = request.getfixturevalue(kind)
     component = "b" if kind == "mixed" else ""
-    record(tmp_path, stretch_of(data, origin=DataCursor(skips=(Skip(5, 3),))))
-    record(tmp_path, stretch_of(data, step=30, world=3, origin=DataCursor(skips=(Skip(5, 3),))))  # resumed on 3 ranks
+    append_segment(tmp_path, segment_of(data, cursor=DataCursor(skips=(Skip(5, 3),))))
+    append_segment(
+        tmp_path, segment_of(data, step=30, dp_size=3, cursor=DataCursor(skips=(Skip(5, 3),)))
+    )  # resumed on 3 ranks
     expected = {}
     for step in range(60):
         for e in locate(tmp_path, step):
@@ -117,14 +125,14 @@ def test_a_document_is_seen_in_exactly_the_steps_that_hold_it(tmp_path, request,
 
 
 def test_a_line_undoes_what_a_run_took_back(tmp_path, text):
-    first, skipping = stretch_of(text), DataCursor(skips=(Skip(12, 5),))
-    for segment in (first, replace(first, step=20, world=1), replace(first, step=10, origin=skipping)):
-        record(tmp_path, segment)
-    assert [(s.step, s.world) for s in read_segments(tmp_path)] == [(0, 2), (10, 2)]
+    first, skipping = segment_of(text), DataCursor(skips=(Skip(12, 5),))
+    for segment in (first, replace(first, step=20, dp_size=1), replace(first, step=10, cursor=skipping)):
+        append_segment(tmp_path, segment)
+    assert [(s.step, s.dp_size) for s in read_segments(tmp_path)] == [(0, 2), (10, 2)]
     assert segment_at(tmp_path, 9) == first
-    assert segment_at(tmp_path, 25).origin == skipping
-    with open(tmp_path / NAME, "a") as file:
-        file.write('{"step": 30, "ori')  # a process that died as it wrote
+    assert segment_at(tmp_path, 25).cursor == skipping
+    with open(RunDir(tmp_path).segments, "a") as file:
+        file.write('{"step": 30, "cur')  # a process that died as it wrote
     assert len(read_segments(tmp_path)) == 2
 
 
@@ -144,13 +152,13 @@ def test_a_token_of_the_run_leads_to_its_step():
 
 
 def test_other_data_in_the_same_place_is_an_error(tmp_path, text):
-    record(tmp_path, stretch_of(text, datasets={"": "0" * 64}))
+    append_segment(tmp_path, segment_of(text, datasets={"": "0" * 64}))
     with pytest.raises(ValueError, match="is not what the run trained on .* put the former dataset there"):
         list(locate(tmp_path, 0))
 
 
 def test_steps_of_another_run_are_asked_there(tmp_path, text):
-    record(tmp_path, stretch_of(text, step=5, before="other/checkpoints/step-00000005"))
+    append_segment(tmp_path, segment_of(text, step=5, before="other/checkpoints/step-00000005"))
     with pytest.raises(ValueError, match="begins at step 5, after other/checkpoints/step-00000005; ask the run"):
         list(locate(tmp_path, 3))
 
@@ -158,7 +166,7 @@ def test_steps_of_another_run_are_asked_there(tmp_path, text):
 def test_text_without_a_tokenizer_is_numbers(tmp_path):
     np.arange(3, 400, dtype="<u2").tofile(tmp_path / "train.bin")
     data = config.DataConfig(path=tmp_path, vocab=500, separator=50, sequence=T)
-    record(tmp_path, stretch_of(data))
+    append_segment(tmp_path, segment_of(data))
     pieces = list(locate(tmp_path, 0))
     assert all(piece.document is None and piece.source is None for piece in pieces)
     first = text_of(training_data(data).first, pieces[0].start, pieces[0].stop)
@@ -168,7 +176,7 @@ def test_text_without_a_tokenizer_is_numbers(tmp_path):
 
 
 def test_command(tmp_path, text, capsys):
-    record(tmp_path, stretch_of(text))
+    append_segment(tmp_path, segment_of(text))
     steps = [json.dumps(dict(step=step, tokens=step * 6 * T)) for step in range(1, 11)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(steps) + "\n")
 

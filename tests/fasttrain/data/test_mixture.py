@@ -232,7 +232,7 @@ def test_documents_of_all_components_are_marked(components):
 def test_ranks_together_see_the_same_step_whatever_their_number(components, world):
     for step in (0, 7):
         whole = batches_of(components).at(step)
-        parts = [batches_of(components, rank=rank, world=world).at(step) for rank in range(world)]
+        parts = [batches_of(components, dp_rank=rank, dp_size=world).at(step) for rank in range(world)]
         for name in ("samples", "components"):
             assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name))
         assert torch.equal(torch.cat([part.tokens for part in parts]), whole.tokens)
@@ -265,7 +265,7 @@ def test_other_weights_and_other_components_go_on_where_each_component_was(compo
     before = batches_of(components)
     used = before.used_at(6)
     changed = [components[1], components[0]._replace(weight=2.0), Component("new", components[2].stream)]
-    after = batches_of(changed, origin=DataCursor(6, used))
+    after = batches_of(changed, cursor=DataCursor(6, used))
     assert after.used_at(6) == {"text": used["text"], "code": used["code"], "new": 0}
     seen = {
         name: [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -19,23 +20,24 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 import fasttrain.hf.load
-import fasttrain.train.loop
 import fasttrain.train.setup
 from fasttrain.checkpoint import find
 from fasttrain.cli.parse import load
 from fasttrain.cli.plan import main as plan_command
 from fasttrain.config import Config
 from fasttrain.distributed.runtime import start
+from fasttrain.events import Anomaly, Event, EventKind
 from fasttrain.hf.config import TAKEN
 from fasttrain.hf.export import describe, export
 from fasttrain.hf.names import to_huggingface
-from fasttrain.metrics import read_metrics
+from fasttrain.metrics import StepRecord, read_metrics
 from fasttrain.model import Decoder
-from fasttrain.monitor import Alarm, Monitor, Verdict
+from fasttrain.monitor import Monitor
 from fasttrain.recipes import RECIPES
 from fasttrain.tools.verify_resume import plan as trial_of
 from fasttrain.train import main
-from fasttrain.train.loop import prepare
+from fasttrain.train.setup import StartReport, prepare
+from fasttrain.train.state import TrainState
 from tests.fasttrain.hf.small import ROWS, RUN, SIZES, VARIANTS, dataset, last, train
 from tests.ranks import run_ranks
 from tests.runs import incidents
@@ -94,9 +96,15 @@ def copied(place: Place, tmp_path: Path) -> Path:
 
 
 @contextmanager
-def prepared(settings: Config):
+def started(settings: Config) -> Iterator[tuple[TrainState, StartReport]]:
     with start(settings.parallel) as runtime:
         yield prepare(settings, runtime)
+
+
+@contextmanager
+def prepared(settings: Config) -> Iterator[TrainState]:
+    with started(settings) as (state, _):
+        yield state
 
 
 def whole(model: Decoder) -> dict[str, Tensor]:
@@ -216,26 +224,27 @@ def test_a_run_that_goes_on_from_a_checkpoint(place: Place, tmp_path: Path, caps
     argv[-1] = str(other)
     with pytest.raises(SystemExit):
         main(argv)
-    assert f"cannot go on with other settings: from_hf: {path} -> {other}" in capsys.readouterr().err
+    assert f"cannot be resumed with other settings: from_hf: {path} -> {other}" in capsys.readouterr().err
 
 
 def test_a_run_that_goes_back_to_its_beginning_has_the_weights_again(place: Place, tmp_path: Path) -> None:
-    observe, verdict = Monitor.observe, Verdict(kind="spike", value=9.0, expected=1.0, steps=1)
+    observe, anomaly = Monitor.observe, Anomaly(kind="spike", value=9.0, expected=1.0, steps=1, step=2)
     seen: list[int] = []
 
-    def alarmed(judges: Monitor, step: int, *figures: Any) -> Any:
-        if step == 1 and step not in seen:
-            judges.alarm = Alarm(step, verdict)
-        seen.append(step)
-        return observe(judges, step, *figures)
+    def observed(monitor: Monitor, record: StepRecord) -> list[Event]:
+        events = observe(monitor, record)
+        if record.step == 2 and record.step not in seen:
+            events.append(Event(step=2, kind=EventKind.SPIKE, text="spike", anomaly=anomaly))
+        seen.append(record.step)
+        return events
 
     argv = [*RUN, "--data.path", place.data, "--out", tmp_path, "--from-hf", place.ours(), "--batch.steps", 4]
     with (
-        patch.object(Monitor, "observe", alarmed),
+        patch.object(Monitor, "observe", observed),
         patch.object(fasttrain.train.setup, "load_pretrained", wraps=fasttrain.train.setup.load_pretrained) as read,
     ):
         assert main([*map(str, argv), "--checkpoint.every", "0"]) == 0
-    assert "goes back to the initial weights" in incidents(tmp_path, "rollback")[0]["text"]
+    assert "rolled back to the initial weights" in incidents(tmp_path, "rollback")[0]["text"]
     assert read.call_count == 2
 
 
@@ -269,7 +278,7 @@ def test_settings_that_contradict_the_checkpoint(
         for argv in (["--from_hf", str(path), f"--model.{key}", str(stated)], ["--config", str(file)]):
             with pytest.raises(SystemExit):
                 load(argv, RECIPES)
-            assert f"model.{key} is set to {stated}, and {path} has {found}; leave it out" in capsys.readouterr().err
+            assert f"model.{key} is set to {stated}, and {path} has {found}; remove it" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         load(["--from-hf", str(path), "--resume", "runs/other"], RECIPES)
     said = " ".join(capsys.readouterr().err.replace("│", " ").split())
@@ -298,11 +307,11 @@ def test_data_of_another_tokenizer(
         post_processor=None, truncation=dict(direction="Right", max_length=5, strategy="LongestFirst", stride=0)
     )
     (copied / "tokenizer.json").write_text(json.dumps(same, indent=2))  # what does not change tokens may differ
-    with prepared(place.settings(copied)) as run:
-        assert run.doubts == ""
+    with started(place.settings(copied)) as (_, report):
+        assert report.tokenizer_warning == ""
     (copied / "tokenizer.json").write_text(json.dumps(content | dict(normalizer=dict(type="Lowercase"))))
-    with prepared(place.settings(copied)) as run:
-        assert "cut text in different ways (normalizer)" in run.doubts
+    with started(place.settings(copied)) as (_, report):
+        assert "split text in different ways (normalizer)" in report.tokenizer_warning
     vocabulary = content["model"]["vocab"]
     vocabulary["!"], vocabulary["A"] = vocabulary["A"], vocabulary["!"]
     (copied / "tokenizer.json").write_text(json.dumps(content))

@@ -51,8 +51,10 @@ def test_the_peak_is_a_file_and_not_the_model(tmp_path: Path) -> None:
     assert size > 15 * SHARD
     warnings.filterwarnings("ignore", "torch.distributed is disabled")
     dcp.save({f"model.{name}": tensor for name, tensor in model.state_dict().items()}, checkpoint_id=path, no_dist=True)
-    facts = dict(config=to_toml(Config(model=MODEL)), datasets={}, world=1, versions={}, progress=dict(tokens=0))
-    Checkpoint(path=path, step=1, loss=None, optimizer="", scaler={}, facts=facts, files=()).write()
+    metadata = dict(
+        config=to_toml(Config(model=MODEL)), datasets={}, world_size=1, versions={}, progress=dict(tokens=0)
+    )
+    Checkpoint(path=path, step=1, loss=None, optimizer="", scaler={}, metadata=metadata, files=()).write()
     program = [sys.executable, "-c", MEASURED, str(path), str(tmp_path), str(SHARD)]
     whole_blocks = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed is not resident any more
     done = subprocess.run(program, check=True, stdout=subprocess.PIPE, env=whole_blocks)
