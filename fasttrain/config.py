@@ -205,6 +205,13 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         _require(self.retries >= 0, f"checkpoint.retries ({self.retries}) must be at least 0")
 
+    def max_held(self, steps: int) -> int:
+        """Checkpoints of a run on the disk at once, at most: a new one is written before an old one goes."""
+        every = self.every or steps
+        saves = -(-steps // every)
+        every_kept = self.keep_every and sum(step % self.keep_every == 0 for step in range(every, steps + 1, every))
+        return min(saves, max(self.keep_last, 1) + self.keep_best + every_kept + 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationConfig:

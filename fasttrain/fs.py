@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+DISK_SLACK = 1.02  # file systems round up, and small files come on top
+DISK_RESERVE = 64 * 2**20  # bytes to leave: metrics and events are written to the same place
+
 StatVfs = Callable[[Path], os.statvfs_result]
 
 

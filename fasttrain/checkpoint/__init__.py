@@ -12,7 +12,7 @@ outcomes = saver.close()
 """
 
 from fasttrain.checkpoint.committed import Checkpoint, committed_paths, find, list_checkpoints, newest_valid
-from fasttrain.checkpoint.disk_space import Room, before_run, checkpoint_bytes
+from fasttrain.checkpoint.disk_space import DiskSpace, before_run, checkpoint_bytes
 from fasttrain.checkpoint.retention import quarantine
 from fasttrain.checkpoint.saver import Checkpoints, Failed, Outcome, Saved
 from fasttrain.checkpoint.state import restore
@@ -20,9 +20,9 @@ from fasttrain.checkpoint.state import restore
 __all__ = [
     "Checkpoint",
     "Checkpoints",
+    "DiskSpace",
     "Failed",
     "Outcome",
-    "Room",
     "Saved",
     "before_run",
     "checkpoint_bytes",

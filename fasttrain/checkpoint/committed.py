@@ -17,8 +17,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fasttrain.checkpoint.files import File, NewFile
 from fasttrain.distributed.collectives import RanksFailed, on_all, on_main, rank_in
+from fasttrain.fs import FileChecksum, HashedFile
 
 FORMAT = "fasttrain checkpoint"
 VERSION = 1
@@ -36,7 +36,7 @@ class Checkpoint:
     optimizer: str  # class
     scaler: dict[str, float]  # empty without fp16
     metadata: dict[str, Any]  # what the trainer wants to know again
-    files: tuple[File, ...]
+    files: tuple[FileChecksum, ...]
 
     @property
     def bytes(self) -> int:
@@ -45,7 +45,7 @@ class Checkpoint:
     def write(self) -> None:
         content = dict(format=FORMAT, version=VERSION) | asdict(self)
         del content["path"]
-        with NewFile(self.path / NAME) as file:
+        with HashedFile(self.path / NAME) as file:
             file.write(_dump(content | dict(sha256=_digest(content))).encode())
 
     @classmethod
@@ -70,7 +70,7 @@ class Checkpoint:
         if content.pop("sha256", None) != _digest(content):
             raise ValueError(f"checkpoint: {file} is damaged: its content does not have the sha256 that it states")
         del content["format"], content["version"]
-        files = tuple(File(**entry) for entry in content.pop("files"))
+        files = tuple(FileChecksum(**entry) for entry in content.pop("files"))
         checkpoint = cls(path=path, files=files, **content)
         if (name := _PUBLISHED.fullmatch(path.name)) and int(name[1]) != checkpoint.step:
             raise ValueError(f"checkpoint: {path} holds step {checkpoint.step}; give it its name back")
@@ -170,7 +170,7 @@ def _readable(path: Path) -> Checkpoint | str:
         return str(error)
 
 
-def _damages(directory: Path, files: tuple[File, ...]) -> list[str]:
+def _damages(directory: Path, files: tuple[FileChecksum, ...]) -> list[str]:
     found = []
     for file in files:
         try:

@@ -14,13 +14,14 @@ from typing import Literal
 from fasttrain import config
 from fasttrain.checkpoint.committed import Checkpoint, list_checkpoints
 from fasttrain.checkpoint.retention import expendable, quarantined
-from fasttrain.disk import RESERVE, SLACK, StatVfs, free_bytes, held
+from fasttrain.fs import DISK_RESERVE, DISK_SLACK, StatVfs, free_bytes
+from fasttrain.units import disk_size
 
 _STATE = 12  # bytes per parameter: the weight and two averages, fp32. Muon has one average of matrices: less
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class DiskSpace:
     """Whether there is enough."""
 
     state: Literal["enough", "prune", "not enough"]
@@ -30,7 +31,7 @@ class Room:
     prune: tuple[Path, ...] = ()  # checkpoints that may go, and whose going is enough
 
     def __str__(self) -> str:
-        numbers = f"{self.needed / 1e9:,.2f} GB are needed and {self.free / 1e9:,.2f} GB are free in {self.directory}"
+        numbers = f"{disk_size(self.needed)} are needed and {disk_size(self.free)} are free in {self.directory}"
         if self.state == "enough":
             return numbers
         if self.state == "prune":
@@ -51,12 +52,12 @@ def before_run(
     size: int,  # bytes of a checkpoint
     steps: int,  # of the whole run
     statvfs: StatVfs = os.statvfs,
-) -> Room:
+) -> DiskSpace:
     """Room for the checkpoints that retention will hold at most, the one being written included."""
     present = [checkpoint.bytes for checkpoint in list_checkpoints(directory)] + _asides(directory)
-    needed = max(int(held(keep, steps) * size * SLACK) - sum(present), 0) + RESERVE
+    needed = max(int(keep.max_held(steps) * size * DISK_SLACK) - sum(present), 0) + DISK_RESERVE
     free = free_bytes(directory, statvfs)
-    return Room(state="enough" if needed <= free else "not enough", directory=directory, needed=needed, free=free)
+    return DiskSpace(state="enough" if needed <= free else "not enough", directory=directory, needed=needed, free=free)
 
 
 def before_save(
@@ -66,18 +67,18 @@ def before_save(
     size: int,  # bytes of a checkpoint
     step: int,  # of the one to be saved
     statvfs: StatVfs = os.statvfs,
-) -> Room:
+) -> DiskSpace:
     """Room for one more, if need be without those that may go."""
-    needed, free = int(size * SLACK) + RESERVE, free_bytes(directory, statvfs)
+    needed, free = int(size * DISK_SLACK) + DISK_RESERVE, free_bytes(directory, statvfs)
     if needed <= free:
-        return Room(state="enough", directory=directory, needed=needed, free=free)
+        return DiskSpace(state="enough", directory=directory, needed=needed, free=free)
     gained, going = free, []
     for path in may_go(directory, keep, step=step):
         going.append(path)
         gained += _size(path)
         if needed <= gained:
-            return Room(state="prune", directory=directory, needed=needed, free=free, prune=tuple(going))
-    return Room(state="not enough", directory=directory, needed=needed, free=free)
+            return DiskSpace(state="prune", directory=directory, needed=needed, free=free, prune=tuple(going))
+    return DiskSpace(state="not enough", directory=directory, needed=needed, free=free)
 
 
 def may_go(directory: Path, keep: config.CheckpointConfig, *, step: int) -> list[Path]:

@@ -86,8 +86,8 @@ def changed_settings(before: str, after: Config) -> list[Change]:
     found = [Change(key=key, before=old.get(key), after=new.get(key)) for key in keys]
     if impossible := [change for change in found if not change.is_possible]:
         raise ValueError(
-            f"the checkpoint cannot be resumed with other settings: {'; '.join(map(str, impossible))}. Set them back, or "
-            "start another run: --out DIRECTORY"
+            f"the checkpoint cannot be resumed with other settings: {'; '.join(map(str, impossible))}; set them back, "
+            "or start another run: --out DIRECTORY"
         )
     return found
 

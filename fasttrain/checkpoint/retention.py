@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from fasttrain import config
 from fasttrain.checkpoint.committed import Checkpoint
-from fasttrain.checkpoint.files import sync
 from fasttrain.distributed.collectives import on_main
+from fasttrain.fs import sync
 
 PARTIAL = "partial"  # in the hidden name of a directory that is being written
 DELETED = "deleted"  # and of one that is being deleted

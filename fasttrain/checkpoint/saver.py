@@ -33,11 +33,11 @@ from fasttrain import config
 from fasttrain.checkpoint import retention
 from fasttrain.checkpoint.committed import Checkpoint, committed_paths, directory_name, list_checkpoints
 from fasttrain.checkpoint.disk_space import before_save, may_go
-from fasttrain.checkpoint.files import File, sync
 from fasttrain.checkpoint.staging import Staging
 from fasttrain.checkpoint.state import captured, scale_of
 from fasttrain.checkpoint.writer import write
 from fasttrain.distributed.collectives import RanksFailed, on_all, on_main, rank_in, text_of
+from fasttrain.fs import FileChecksum, sync
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +227,7 @@ def _check_captured(state: dict[str, Tensor] | Exception) -> None:
         raise state
 
 
-def _check_presence(directory: Path, files: tuple[File, ...]) -> None:
+def _check_presence(directory: Path, files: tuple[FileChecksum, ...]) -> None:
     for file in files:
         if not (directory / file.name).exists():
             raise FileNotFoundError(

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata
 
-from fasttrain.checkpoint.files import File, NewFile
 from fasttrain.distributed.collectives import Reason, text_of
+from fasttrain.fs import FileChecksum, HashedFile
 
 
-def write(state: dict[str, Tensor], directory: Path, group: dist.ProcessGroup) -> list[File]:
+def write(state: dict[str, Tensor], directory: Path, group: dist.ProcessGroup) -> list[FileChecksum]:
     """Write this rank's share of a state; the files that it wrote, compared with what is on the disk."""
     writer = _Writer(directory)
     dcp.save(dict(state), storage_writer=writer, process_group=group)
@@ -35,19 +35,19 @@ class _Files(FileSystem):
     """DCP's view of the file system; remembers what has been written."""
 
     def __init__(self) -> None:
-        self.written: dict[str, File] = {}
+        self.written: dict[str, FileChecksum] = {}
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[Any]:
         path = Path(path)
-        with NewFile(path) as stream:
+        with HashedFile(path) as stream:
             yield stream
-        self.written[path.name] = stream.record(path.name)
+        self.written[path.name] = stream.checksum()
 
     def rename(self, path: str | os.PathLike, new_path: str | os.PathLike) -> None:
         super().rename(path, new_path)
         former, name = self.written.pop(Path(path).name), Path(new_path).name
-        self.written[name] = File(name=name, size=former.size, sha256=former.sha256)
+        self.written[name] = FileChecksum(name=name, size=former.size, sha256=former.sha256)
 
 
 class _Writer(dcp.FileSystemWriter):

@@ -18,11 +18,11 @@ from rich.console import Console
 
 from fasttrain.cli.parse import load
 from fasttrain.config import Config
-from fasttrain.disk import free_bytes
+from fasttrain.fs import free_bytes
 from fasttrain.gpus import find_gpu, gpus
 from fasttrain.recipes import RECIPES
 from fasttrain.tools.plan.advice import advice, largest_model, remedies, scaling, search, summary_of
-from fasttrain.tools.plan.data import dataset_tokens, vocab_of
+from fasttrain.tools.plan.sizes import dataset_tokens, vocab_of
 from fasttrain.tools.plan.estimate import Place, Plan, outlook
 from fasttrain.tools.plan.page import write_page
 from fasttrain.tools.plan.quantities import gib, parse_bytes, parse_count, stated_size

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import fasttrain.checkpoint.saver
-import fasttrain.data.lint.gate
+import fasttrain.data.lint.checks
 import fasttrain.distributed.parallelize
 import fasttrain.model
 import fasttrain.train.loop
@@ -31,7 +31,7 @@ from fasttrain.data import DatasetWriter, open_dataset
 from fasttrain.hf.export import describe, export
 from fasttrain.metrics import read_events, read_metrics, read_validations
 from fasttrain.train import main
-from fasttrain.train.loop import Run
+from fasttrain.train.state import TrainState
 
 BASE: dict[str, Any] = {
     "model.layers": 2, "model.hidden": 16, "model.heads": 2, "model.kv_heads": 2, "model.head_dim": 8, "model.ffn": 16,
@@ -163,12 +163,12 @@ class _Spies(ExitStack):
         self.facts: dict[str, Any] = {"read": set(), "norms": 0, "compiled": 0}
 
     def __enter__(self) -> _Spies:
-        read, norm, first_step = Run.read, fasttrain.model.add_rms_norm, fasttrain.train.loop.run_step
+        read, norm, first_step = TrainState.micro_batches, fasttrain.model.add_rms_norm, fasttrain.train.loop.run_step
         write, shard = fasttrain.checkpoint.saver.write, fasttrain.distributed.parallelize.fully_shard
         start = torch.distributed.init_process_group
         facts = self.facts
 
-        def noted_read(run: Run, step: int) -> Any:
+        def noted_read(run: TrainState, step: int) -> Any:
             facts["read"].add(step)
             return read(run, step)
 
@@ -360,6 +360,6 @@ def test_a_mixture_has_the_datasets_the_weights_and_the_limits_that_it_is_given(
 def test_lint_looks_at_the_data_unless_it_is_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What it finds, and what stop does then, is tested in data/lint/test_gate.py."""
     for how, times in (("stop", 1), ("warn", 1), ("off", 0)):
-        with patch("fasttrain.data.lint.gate.lint", wraps=fasttrain.data.lint.gate.lint) as looked:
+        with patch("fasttrain.data.lint.checks.lint", wraps=fasttrain.data.lint.checks.lint) as looked:
             assert observed(tmp_path / how, BASE | {"data.lint": how}, capsys)["ended"] == 0
         assert looked.call_count == times

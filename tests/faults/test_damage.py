@@ -68,7 +68,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
         shutil.copytree(whole, run)
         damage(run / "checkpoints" / "step-00000006" / name)
         assert main(command(run, *OPTIONS)) == 0
-        (damaged,) = incidents(run, "damaged checkpoint")
+        (damaged,) = incidents(run, "corrupt checkpoint")
         assert "step-00000006" in damaged["text"]
         assert name in damaged["text"]
         assert said in damaged["text"]
@@ -90,7 +90,7 @@ def test_two_damaged_checkpoints_are_both_named(tmp_path: Path, whole: Path) -> 
     flipped(run / "checkpoints" / "step-00000006" / "__0_0.distcp")
     truncated(run / "checkpoints" / "step-00000004" / "checkpoint.json")
     assert main(command(run, *OPTIONS)) == 0
-    first, second = (incident["text"] for incident in incidents(run, "damaged checkpoint"))
+    first, second = (incident["text"] for incident in incidents(run, "corrupt checkpoint"))
     assert "step-00000006/__0_0.distcp is damaged" in first
     assert "step-00000004/checkpoint.json is damaged" in second
     assert "step-00000002" in incidents(run, "resume")[0]["text"]

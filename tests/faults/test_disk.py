@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fasttrain.train.saving
 import pytest
 import torch
 
 import fasttrain.checkpoint.saver
+import fasttrain.train.control
 from fasttrain.checkpoint import Checkpoints, list_checkpoints
+from fasttrain.events import ExitCode
 from fasttrain.metrics import read_metrics
-from fasttrain.train.loop import UNSAVED
 from tests.faults.conftest import Row
 from tests.faults.namespaces import Shell, small_disk
 from tests.faults.processes import Training, finished, last_step
@@ -83,7 +83,7 @@ def fill(directory: Path, left: int) -> None:
 
 def impatient() -> None:
     """A run that is held tries again soon."""
-    fasttrain.train.saving.PAUSE = fasttrain.train.saving.LONGEST_PAUSE = 0.3
+    fasttrain.train.control.PAUSE = fasttrain.train.control.LONGEST_PAUSE = 0.3
 
 
 def filled_while_writing() -> None:
@@ -157,10 +157,10 @@ def test_a_full_disk_may_end_the_run_instead(tmp_path: Path, whole_on: Callable[
     with small_disk(tmp_path / "disk", MEGABYTES) as (path, _):
         run = path / "run"
         with Training(run, *OPTIONS, "--checkpoint.on_save_failure", "stop", fault=filled_while_writing) as training:
-            assert training.ends() == UNSAVED
+            assert training.ends() == ExitCode.NOT_SAVED
             said = training.output()
         assert "No space left on device" in " ".join(said.split())  # lines are as long as a terminal's
-        (end,) = incidents(run, "unsaved")
+        (end,) = incidents(run, "not saved")
         assert assert_sound(run) == [EVERY]
         (run / "checkpoints" / "filler").unlink()
         finished(run, *OPTIONS)
@@ -169,7 +169,7 @@ def test_a_full_disk_may_end_the_run_instead(tmp_path: Path, whole_on: Callable[
         "the same, with checkpoint.on_save_failure = stop",
         happened=f"the run ended after step {end['step']}; with room again the same command went on, bitwise",
         lost=f"{end['step'] - EVERY} steps, at a checkpoint every {EVERY}; the older checkpoint stayed",
-        reported=f"incidents `failed save` and `unsaved`; exit code {UNSAVED}",
+        reported=f"incidents `failed save` and `unsaved`; exit code {ExitCode.NOT_SAVED}",
     )
 
 
@@ -261,16 +261,16 @@ def test_a_signal_while_the_run_is_held(tmp_path: Path, whole_on: Callable[[int]
     with Training(run, *OPTIONS, fault=partial(fails_to_sync, 0, 10**6)) as training:
         training.until(lambda: incidents(run, "pause"))
         training.signal(signal.SIGTERM)
-        assert training.ends(20) == UNSAVED
+        assert training.ends(20) == ExitCode.NOT_SAVED
         said = training.output()
-    (end,) = incidents(run, "unsaved")
+    (end,) = incidents(run, "not saved")
     assert end["text"] in " ".join(said.split())
     assert assert_sound(run) == []
     finished(run, *OPTIONS)
     assert_same(run, whole_on(1))
     row(
-        "SIGTERM while the run is held",
+        "SIGTERM while paused",
         happened=f"ended after step {end['step']}, none of which could be saved",
         lost=f"{end['step']} steps: all since the last checkpoint",
-        reported=f"incident `unsaved`; exit code {UNSAVED}",
+        reported=f"incident `unsaved`; exit code {ExitCode.NOT_SAVED}",
     )

@@ -89,7 +89,7 @@ def test_a_cut_link_ends_both_nodes(tmp_path: Path, row: Row) -> None:
     for checkpoint in saved:
         checkpoint.verify()
     assert done - saved[-1].step <= 2 * 4
-    (lost,) = incidents(run, "lost rank")
+    (lost,) = incidents(run, "rank failure")
     assert lost["text"] == "rank 1 died or does not answer"
     row(
         "the link between two nodes is cut",

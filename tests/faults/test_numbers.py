@@ -9,12 +9,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from fasttrain.train.resume import Progress
 
 import fasttrain.train.setup
 from fasttrain.data import DataCursor
 from fasttrain.data.segments import read_segments
 from fasttrain.metrics import read_metrics
+from fasttrain.train.state import Progress
 from tests.fasttrain.train.test_rollback import poisoned, train, train_with_nan
 from tests.faults.conftest import Row
 from tests.ranks import run_ranks
@@ -50,8 +50,8 @@ def test_a_poisoned_stretch_of_data_is_left_out(tmp_path: Path, row: Row) -> Non
     assert 72 <= spike["step"] <= 77
     assert "bad data: the batch of step" in back["text"]
     assert back["documents"]
-    skips = read_segments(run)[-1].origin.skips
-    with patch.object(fasttrain.train.setup, "Progress", partial(Progress, origin=DataCursor(skips=skips))):
+    skips = read_segments(run)[-1].cursor.skips
+    with patch.object(fasttrain.train.setup, "Progress", partial(Progress, cursor=DataCursor(skips=skips))):
         assert train(tmp_path / "without") == 0
     assert curve(read_metrics(run)) == curve(read_metrics(tmp_path / "without"))
     torch.testing.assert_close(weights(run), weights(tmp_path / "without"), rtol=0, atol=0)

@@ -12,7 +12,7 @@ import torch
 
 import fasttrain.train.loop
 from fasttrain.checkpoint import list_checkpoints
-from fasttrain.distributed.hang_detector import LOST
+from fasttrain.events import ExitCode
 from fasttrain.metrics import read_metrics
 from tests.faults.conftest import Row
 from tests.faults.processes import Training, finished, last_step, launched, torchrun, wait_for
@@ -84,9 +84,9 @@ def test_a_rank_that_hangs_ends_the_others_and_is_named(tmp_path: Path, whole: P
         begin = time.monotonic()
         codes = [training.ends(TIMEOUT + 30, rank) for rank in (0, 1)]
         seconds, said = time.monotonic() - begin, training.output()
-    assert codes == [LOST, LOST], said
+    assert codes == [ExitCode.RANK_FAILURE, ExitCode.RANK_FAILURE], said
     assert TIMEOUT / 2 < seconds < TIMEOUT
-    (lost,) = incidents(run, "lost rank")
+    (lost,) = incidents(run, "rank failure")
     assert lost["text"].startswith("rank 1 hangs in hang (")
     assert "rank 1 hangs in hang (" in said
     saved = list_checkpoints(run / "checkpoints")[-1].step
@@ -98,7 +98,7 @@ def test_a_rank_that_hangs_ends_the_others_and_is_named(tmp_path: Path, whole: P
         happened=f"both had ended {seconds:.1f} s later (parallel.timeout {TIMEOUT}); the same command went on, "
         "bitwise",
         lost=f"{7 - saved} steps, at a checkpoint every 2",
-        reported=f"incident `lost rank`: rank 1 hangs in hang (file:line); exit code {LOST}",
+        reported=f"incident `lost rank`: rank 1 hangs in hang (file:line); exit code {ExitCode.RANK_FAILURE}",
     )
 
 
@@ -115,7 +115,7 @@ def test_torchrun_ends_when_a_rank_is_stopped(tmp_path: Path, whole: Path, row: 
     assert process.returncode != 0, said[-2000:]
     assert seconds < TIMEOUT
     assert not any(is_alive(rank) for rank in ranks)
-    (lost,) = incidents(run, "lost rank")
+    (lost,) = incidents(run, "rank failure")
     assert "rank 1" in lost["text"]
     assert "rank 1" in said
     saved = list_checkpoints(run / "checkpoints")[-1].step

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.train.loop import Run
+from fasttrain.train.state import TrainState
 from tests.faults.conftest import Row
 from tests.faults.processes import Training
 from tests.runs import incidents
@@ -27,15 +27,15 @@ pytestmark = pytest.mark.faults
 
 def slow_loader() -> None:
     """A fault: from a step on, reading a batch takes 0.3 s longer, on the last rank."""
-    read = Run.read
+    read = TrainState.micro_batches
     last = int(os.environ.get("WORLD_SIZE", "1")) - 1
 
-    def slow(run: Run, step: int) -> Any:
+    def slow(run: TrainState, step: int) -> Any:
         if step >= SLOW and run.runtime.rank == last:
             time.sleep(0.3)
         return read(run, step)
 
-    Run.read = slow  # type: ignore[method-assign]
+    TrainState.micro_batches = slow  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("world", [1, 2])

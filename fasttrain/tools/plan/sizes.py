@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fasttrain import config
-from fasttrain.disk import RESERVE, SLACK, held
 from fasttrain.flops import Parameters, block_matrices, flops_per_token, num_parameters
+from fasttrain.fs import DISK_RESERVE, DISK_SLACK
 from fasttrain.tools.plan.quantities import count, gigabytes, stated_size
 
 # Hoffmann et al. 2022 (arXiv 2203.15556): about 20 tokens per parameter give the least loss for the compute
@@ -61,7 +61,7 @@ class Sizes:
     @property
     def disk_bytes(self) -> int:
         """For the checkpoints that retention holds at most, the one being written included."""
-        return int(self.checkpoints_held * self.checkpoint_bytes * SLACK) + RESERVE
+        return int(self.checkpoints_held * self.checkpoint_bytes * DISK_SLACK) + DISK_RESERVE
 
     def lines(self) -> list[str]:
         """For people."""
@@ -101,7 +101,7 @@ def sizes(settings: config.Config, *, vocab: int, dp_size: int = 1, stated: Stat
         flops=tokens * flops_per_token(settings.model, vocab, T),
         micro_batches=max(batch.sequences // (batch.micro * dp_size), 1),
         checkpoint_bytes=state_bytes(settings, parameters),
-        checkpoints_held=held(settings.checkpoint, batch.steps),
+        checkpoints_held=settings.checkpoint.max_held(batch.steps),
         epochs=epochs,
         contradictions=(),
         warnings=(),
@@ -181,7 +181,7 @@ def _ranks(settings: config.Config, dp_size: int) -> list[str]:
 def _room(stated: Stated, run: Sizes) -> list[str]:
     if stated.room is None or run.disk_bytes <= stated.room:
         return []
-    most = int((stated.room - RESERVE) / (run.checkpoint_bytes * SLACK))
+    most = int((stated.room - DISK_RESERVE) / (run.checkpoint_bytes * DISK_SLACK))
     remedy = "free some, or choose another --out"
     if most >= 3:
         remedy += f"; {most} fit: lower checkpoint.keep_last ({run.settings.checkpoint.keep_last}) or keep_every"
@@ -235,3 +235,52 @@ def _name(parameters: int) -> str:
 
 def _divisor(dp_size: int, wanted: int) -> int:
     return max(n for n in range(1, max(min(wanted, dp_size), 1) + 1) if dp_size % n == 0)
+
+
+DEFAULT_VOCAB = 4096  # of Python's standard library, the data of a run that names none
+
+
+def is_here(data: config.DataConfig) -> bool:
+    """Whether the data can be looked at. The default dataset is not built for this."""
+    if data.mixture:
+        return all(component.path.exists() for component in data.mixture.values())
+    if data.path is not None:
+        return data.path.exists()
+    from fasttrain.data.corpus import standard_library_path
+
+    return standard_library_path().exists()
+
+
+def dataset_tokens(settings: config.Config) -> dict[str, float] | None:
+    """Tokens to train on, by component; None: the data is not here, or not named yet.
+
+    A vocabulary that is not that of the default dataset says that other data is meant.
+    """
+    data = settings.data
+    unnamed = data.path is None and not data.mixture and settings.model.vocab not in (None, DEFAULT_VOCAB)
+    if unnamed or not is_here(data):
+        return None
+    from fasttrain.data import training_data  # torch, which a plan does without otherwise
+
+    return {name: float(len(dataset.split("train"))) for name, dataset in training_data(data).datasets.items()}
+
+
+def vocab_of(settings: config.Config) -> int:
+    """Rows of the embedding, as the trainer decides them."""
+    if settings.model.vocab:
+        return settings.model.vocab
+    data = settings.data
+    if data.path is None and not data.mixture:
+        needed = DEFAULT_VOCAB
+    elif is_here(data):
+        from fasttrain.data import training_data
+
+        needed = training_data(data).first.vocab
+    elif data.vocab:
+        needed = data.vocab
+    else:
+        raise ValueError(
+            f"model.vocab is not set, and the data that would tell it is not here ({data.path or 'data.mixture'}); set "
+            "model.vocab"
+        )
+    return -(-needed // 64) * 64

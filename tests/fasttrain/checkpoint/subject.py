@@ -70,8 +70,8 @@ class Subject:
             self.scaler.update(2.0 ** (self.steps % 5))
             self.steps += 1
 
-    def save(self, saver: Checkpoints, *, loss: float | None = None, facts: dict[str, Any] = FACTS) -> None:
-        saver.save(self.model, self.optimizer, self.scaler, step=self.steps, facts=facts, loss=loss)
+    def save(self, saver: Checkpoints, *, loss: float | None = None, metadata: dict[str, Any] = FACTS) -> None:
+        saver.save(self.model, self.optimizer, self.scaler, step=self.steps, metadata=metadata, loss=loss)
 
     def saved(self, saver: Checkpoints, *, loss: float | None = None) -> Checkpoint:
         """Save, wait, and look at the result."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fasttrain.checkpoint import Checkpoint, committed_paths, find, list_checkpoints, newest_valid
 from fasttrain.checkpoint.committed import NAME, directory_name
-from fasttrain.checkpoint.files import NewFile
+from fasttrain.fs import HashedFile
 
 FACTS = {"seed": 3, "tokens": 2**60 + 1, "loss": 0.1 + 0.2, "nan": float("inf"), "name": "ä", "none": None}
 FILES = ("__0_0.distcp", "__1_0.distcp", ".metadata")
@@ -26,11 +26,11 @@ def make(directory: Path, step: int, *, loss: float | None = None, name: str | N
     path.mkdir(parents=True)
     records = []
     for number, file_name in enumerate(FILES):
-        with NewFile(path / file_name) as file:
+        with HashedFile(path / file_name) as file:
             file.write(bytes(range(256)) * (number + step % 100 + 1))
-        records.append(file.record(file_name))
+        records.append(file.checksum())
     checkpoint = Checkpoint(
-        path=path, step=step, loss=loss, optimizer="AdamW", scaler={}, facts=FACTS, files=tuple(records)
+        path=path, step=step, loss=loss, optimizer="AdamW", scaler={}, metadata=FACTS, files=tuple(records)
     )
     checkpoint.write()
     return checkpoint
@@ -77,7 +77,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "json missing": (lambda path: (path / NAME).unlink(), r"has no checkpoint.json, so it is not a checkpoint"),
     "json cut": (lambda path: os.truncate(path / NAME, 100), r"checkpoint.json is damaged \("),
     "json empty": (lambda path: os.truncate(path / NAME, 0), r"checkpoint.json is damaged \("),
-    "json facts": (
+    "json metadata": (
         lambda path: (path / NAME).write_text((path / NAME).read_text().replace('"seed": 3', '"seed": 2')),
         r"checkpoint.json is damaged: its content does not have the sha256 that it states",
     ),

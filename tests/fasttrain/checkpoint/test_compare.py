@@ -17,7 +17,7 @@ from fasttrain.checkpoint.compare import Difference, differences, names
 def saved(path: Path, changed: dict[str, torch.Tensor] | None = None, scale: float = 2.0) -> Checkpoint:
     dcp.save(state() | (changed or {}), checkpoint_id=path, no_dist=True)
     scaler = {"scale": scale}
-    return Checkpoint(path=path, step=3, loss=None, optimizer="AdamW", scaler=scaler, facts={}, files=())
+    return Checkpoint(path=path, step=3, loss=None, optimizer="AdamW", scaler=scaler, metadata={}, files=())
 
 
 def state() -> dict[str, torch.Tensor]:

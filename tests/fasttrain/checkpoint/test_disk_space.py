@@ -1,4 +1,4 @@
-"""Room for checkpoints: counted as retention will hold them, and found by what it would delete."""
+"""DiskSpace for checkpoints: counted as retention will hold them, and found by what it would delete."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import torch.distributed as dist
 from fasttrain import config
 from fasttrain.checkpoint import Checkpoint, Checkpoints, before_run, checkpoint_bytes, list_checkpoints, quarantine
 from fasttrain.checkpoint.disk_space import before_save
-from fasttrain.checkpoint.files import NewFile
 from fasttrain.checkpoint.retention import expendable
-from fasttrain.disk import free_bytes
+from fasttrain.fs import HashedFile, free_bytes
 from fasttrain.model import num_parameters
 from tests.fasttrain.checkpoint.subject import KEEP_ALL, TINY, VOCAB, Subject, gloo
 
@@ -31,10 +30,10 @@ def disk(free: int) -> Callable[[Path], os.statvfs_result]:
 def save(directory: Path, step: int, loss: float | None = None, size: int = 1000) -> Path:
     path = directory / f"step-{step:08}"
     path.mkdir(parents=True)
-    with NewFile(path / "weights") as file:
+    with HashedFile(path / "weights") as file:
         file.write(bytes(size))
-    files = (file.record("weights"),)
-    Checkpoint(path=path, step=step, loss=loss, optimizer="AdamW", scaler={}, facts={}, files=files).write()
+    files = (file.checksum(),)
+    Checkpoint(path=path, step=step, loss=loss, optimizer="AdamW", scaler={}, metadata={}, files=files).write()
     return path
 
 
@@ -52,7 +51,7 @@ def test_before_a_run_counts_at_least_what_it_will_hold(
             path = Path(f"step-{step:08}")
             loss = abs(math.sin(step))
             present.append(
-                Checkpoint(path=path, step=step, loss=loss, optimizer="", scaler={}, facts={}, files=())
+                Checkpoint(path=path, step=step, loss=loss, optimizer="", scaler={}, metadata={}, files=())
             )  # written before the old ones go
             most = max(most, len(present))
             present = [c for c in present if c not in expendable(present, keep)]

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from fasttrain import config
 from fasttrain.checkpoint import Checkpoint, Checkpoints, Failed, Saved, newest_valid, quarantine, restore, saver
-from fasttrain.checkpoint.files import NewFile
+from fasttrain.fs import HashedFile
 from tests.fasttrain.checkpoint.subject import FACTS, KEEP_ALL, Subject, assert_equal, run_ranks
 
 KINDS = ("adamw", "muon")
@@ -89,15 +89,15 @@ def fail_on_one(group: dist.ProcessGroup, directory: Path) -> None:
     checkpoints = Checkpoints(directory, config.CheckpointConfig(keep_last=1), group=group)
     first = subject.saved(checkpoints)
     for failing in (0, 1):
-        write = NewFile.write
+        write = HashedFile.write
         if dist.get_rank() == failing:
-            NewFile.write = full  # type: ignore[method-assign, assignment]
+            HashedFile.write = full  # type: ignore[method-assign, assignment]
         subject.train(1)
         start = time.monotonic()
         subject.save(checkpoints)
         checkpoints.wait()
         assert time.monotonic() - start < 20  # nobody waits for a time-out
-        NewFile.write = write  # type: ignore[method-assign]
+        HashedFile.write = write  # type: ignore[method-assign]
         assert checkpoints.poll() == [
             Failed(step=subject.steps, error=f"rank {failing}: OSError: [Errno 28] No space left on device")
         ]
@@ -164,7 +164,7 @@ def lose_a_rank(group: dist.ProcessGroup, directory: Path) -> None:
     first = subject.saved(checkpoints)
     dist.barrier()
     if dist.get_rank() == 1:
-        NewFile.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign, assignment, return-value]
+        HashedFile.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign, assignment, return-value]
     subject.train(1)
     subject.save(checkpoints)
     start = time.monotonic()

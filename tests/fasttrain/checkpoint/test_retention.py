@@ -17,7 +17,7 @@ from fasttrain.checkpoint.retention import clear_leftovers, delete, expendable
 
 def checkpoint(step: int, loss: float | None = None, name: str | None = None) -> Checkpoint:
     path = Path(name or f"step-{step:08}")
-    return Checkpoint(path=path, step=step, loss=loss, optimizer="AdamW", scaler={}, facts={}, files=())
+    return Checkpoint(path=path, step=step, loss=loss, optimizer="AdamW", scaler={}, metadata={}, files=())
 
 
 def write(directory: Path, step: int, name: str | None = None) -> Checkpoint:

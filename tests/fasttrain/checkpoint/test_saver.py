@@ -32,7 +32,7 @@ from fasttrain.checkpoint import (
     retention,
     saver,
 )
-from fasttrain.checkpoint.files import File, NewFile
+from fasttrain.fs import FileChecksum, HashedFile
 from fasttrain.optim import make_scaler, set_learning_rate
 from tests.fasttrain.checkpoint.subject import CPU, FACTS, KEEP_ALL, TINY, Subject, assert_equal, gloo
 
@@ -204,7 +204,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Writing begins when this is set."""
     opened = threading.Event()
 
-    def write(*args: Any) -> list[File]:
+    def write(*args: Any) -> list[FileChecksum]:
         assert opened.wait(30)
         return original(*args)
 
@@ -214,12 +214,12 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def test_the_state_is_that_of_the_call_while_training_goes_on(checkpoints: Checkpoints, gate: threading.Event) -> None:
-    subject, facts = Subject(steps=1), {"list": [1]}
+    subject, metadata = Subject(steps=1), {"list": [1]}
     for _ in range(2):  # the second time with the buffers of the first
         gate.clear()
         before, scale = subject.tensors(), subject.scaler.get_scale()
-        subject.save(checkpoints, facts=facts)
-        facts["list"].append(2)
+        subject.save(checkpoints, metadata=metadata)
+        metadata["list"].append(2)
         subject.train(1)
         assert checkpoints.poll() == []
         gate.set()
@@ -230,7 +230,7 @@ def test_the_state_is_that_of_the_call_while_training_goes_on(checkpoints: Check
         restored = restore(Checkpoint.read(outcome.path), fresh.model, fresh.optimizer, fresh.scaler)
         assert_equal(fresh.tensors(), before)
         assert fresh.scaler.get_scale() == scale
-        assert restored == {"list": facts["list"][:-1]}
+        assert restored == {"list": metadata["list"][:-1]}
 
 
 def test_a_second_save_waits_for_the_first_and_the_wait_is_counted(
@@ -268,9 +268,9 @@ def test_inline_the_save_is_done_on_return_and_needs_no_copy(
     assert outcome.bytes == Checkpoint.read(outcome.path).bytes > 100_000
 
 
-def test_facts_that_json_cannot_say_are_an_error_at_the_call(checkpoints: Checkpoints) -> None:
+def test_metadata_that_json_cannot_say_are_an_error_at_the_call(checkpoints: Checkpoints) -> None:
     with pytest.raises(TypeError, match="not JSON serializable"):
-        Subject().save(checkpoints, facts={"path": Path("x")})
+        Subject().save(checkpoints, metadata={"path": Path("x")})
     assert checkpoints.close() == []
 
 
@@ -278,15 +278,15 @@ def test_facts_that_json_cannot_say_are_an_error_at_the_call(checkpoints: Checkp
 
 
 def fails_in(monkeypatch: pytest.MonkeyPatch, method: str, error: BaseException, name: str) -> None:
-    """A method of NewFile raises on files of this name."""
-    original = getattr(NewFile, method)
+    """A method of HashedFile raises on files of this name."""
+    original = getattr(HashedFile, method)
 
-    def broken(self: NewFile, *args: Any) -> Any:
+    def broken(self: HashedFile, *args: Any) -> Any:
         if str(self.raw.name).endswith(name) and not self.closed:  # type: ignore[attr-defined]
             raise error
         return original(self, *args)
 
-    monkeypatch.setattr(NewFile, method, broken)
+    monkeypatch.setattr(HashedFile, method, broken)
 
 
 class Unpicklable(Exception):
@@ -337,14 +337,14 @@ def test_a_disk_that_fills_up_within_a_file_is_reported_as_such(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch.save then finishes its archive, and fails with an error of its own."""
-    original = NewFile.write
+    original = HashedFile.write
 
-    def write(self: NewFile, data: Any) -> int:
+    def write(self: HashedFile, data: Any) -> int:
         if self._size > 500:
             raise FULL
         return original(self, data)
 
-    monkeypatch.setattr(NewFile, "write", write)
+    monkeypatch.setattr(HashedFile, "write", write)
     Subject(steps=1).save(checkpoints)
     (outcome,) = checkpoints.close()
     assert outcome == Failed(step=1, error="rank 0: OSError: [Errno 28] No space left on device")
@@ -353,9 +353,9 @@ def test_a_disk_that_fills_up_within_a_file_is_reported_as_such(
 def test_what_differs_on_the_disk_from_what_was_meant_is_not_published(
     checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = NewFile.close
+    original = HashedFile.close
 
-    def close(self: NewFile) -> None:
+    def close(self: HashedFile) -> None:
         path = Path(str(self.raw.name))  # type: ignore[attr-defined]
         first = not self.closed
         original(self)
@@ -364,7 +364,7 @@ def test_what_differs_on_the_disk_from_what_was_meant_is_not_published(
             content[len(content) // 2] ^= 4
             path.write_bytes(content)
 
-    monkeypatch.setattr(NewFile, "close", close)
+    monkeypatch.setattr(HashedFile, "close", close)
     Subject(steps=1).save(checkpoints)
     (outcome,) = checkpoints.close()
     assert isinstance(outcome, Failed)
@@ -376,7 +376,7 @@ def test_files_that_rank_0_does_not_see_are_not_published(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = saver.write
-    elsewhere = File(name="__1_0.distcp", size=1, sha256="")
+    elsewhere = FileChecksum(name="__1_0.distcp", size=1, sha256="")
     monkeypatch.setattr(saver, "write", lambda *args: [*original(*args), elsewhere])
     Subject(steps=1).save(checkpoints)
     (outcome,) = checkpoints.close()
@@ -527,7 +527,7 @@ def save_and_die(directory: Path, moment: int) -> None:
         return call
 
     checkpoints = Checkpoints(directory, config.CheckpointConfig(keep_last=1), group=gloo())
-    for owner, name in ((NewFile, "close"), (saver, "sync"), (os, "rename"), (shutil, "rmtree"), (os, "unlink")):
+    for owner, name in ((HashedFile, "close"), (saver, "sync"), (os, "rename"), (shutil, "rmtree"), (os, "unlink")):
         setattr(owner, name, deadly(getattr(owner, name)))
     Subject(steps=2).save(checkpoints)
     (outcome,) = checkpoints.close()

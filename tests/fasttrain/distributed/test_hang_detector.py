@@ -15,8 +15,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from fasttrain.config import ParallelConfig
-from fasttrain.distributed.hang_detector import LOST, HangDetector, RankFailure, reserve
+from fasttrain.distributed.hang_detector import HangDetector, RankFailure, reserve
 from fasttrain.distributed.runtime import start
+from fasttrain.events import ExitCode
 from tests.ranks import free_port
 
 TIMEOUT = 6  # seconds
@@ -54,7 +55,7 @@ def rank(number: int, world: int, port: int, harm: Any, out: Path) -> None:
                     dist.all_gather([torch.empty(10_000) for _ in range(world)], torch.ones(10_000))
         except RankFailure as lost:
             (out / str(number)).write_text(str(lost))
-            os._exit(LOST)
+            os._exit(ExitCode.RANK_FAILURE)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +63,8 @@ def rank(number: int, world: int, port: int, harm: Any, out: Path) -> None:
     [
         (dies, "rank 2 died or does not answer", -signal.SIGKILL),
         (is_stopped, "rank 2 died or does not answer", -signal.SIGKILL),
-        (hangs, f"rank 2 hangs in hangs ({__file__}:", LOST),
-        (waits_for_a_thread, f"rank 2 hangs in wait ({threading.__file__}:", LOST),
+        (hangs, f"rank 2 hangs in hangs ({__file__}:", ExitCode.RANK_FAILURE),
+        (waits_for_a_thread, f"rank 2 hangs in wait ({threading.__file__}:", ExitCode.RANK_FAILURE),
     ],
 )
 def test_the_lost_rank_is_named_by_all_and_all_end_within_the_time_out(tmp_path, harm, said, code):
@@ -86,7 +87,7 @@ def test_the_lost_rank_is_named_by_all_and_all_end_within_the_time_out(tmp_path,
     assert seconds < TIMEOUT
     assert ranks[HARMED].exitcode == code
     for number in {0, 1, 3}:
-        assert ranks[number].exitcode == LOST
+        assert ranks[number].exitcode == ExitCode.RANK_FAILURE
         assert (tmp_path / str(number)).read_text().startswith(said)
 
 

@@ -68,14 +68,14 @@ GATHER, SCATTER, REDUCE = "_allgather_base_", "_reduce_scatter_base_", "allreduc
     [
         # Forward gathers every unit, backward gathers the blocks again; gradients are reduced once.
         (2, {}, {GATHER: MICRO_BATCHES * (UNITS + LAYERS), SCATTER: UNITS}),
-        (2, {"reduce": "every"}, {GATHER: MICRO_BATCHES * (UNITS + LAYERS), SCATTER: MICRO_BATCHES * UNITS}),
+        (2, {"grad_reduce": "every"}, {GATHER: MICRO_BATCHES * (UNITS + LAYERS), SCATTER: MICRO_BATCHES * UNITS}),
         # Weights are gathered once for all micro-batches.
-        (2, {"reshard": False}, {GATHER: UNITS, SCATTER: UNITS}),
+        (2, {"reshard_after_forward": False}, {GATHER: UNITS, SCATTER: UNITS}),
         # Replicas add their shards of gradients once, however often a group reduces.
-        (4, {"replicas": 2}, {GATHER: MICRO_BATCHES * (UNITS + LAYERS), SCATTER: UNITS, REDUCE: UNITS}),
+        (4, {"dp_replicate": 2}, {GATHER: MICRO_BATCHES * (UNITS + LAYERS), SCATTER: UNITS, REDUCE: UNITS}),
         (
             4,
-            {"replicas": 2, "reduce": "every"},
+            {"dp_replicate": 2, "grad_reduce": "every"},
             {GATHER: MICRO_BATCHES * (UNITS + LAYERS), SCATTER: MICRO_BATCHES * UNITS, REDUCE: UNITS},
         ),
     ],
@@ -95,7 +95,7 @@ def test_what_is_costly_is_computed_again_only_if_everything_is(recompute, again
         ModelConfig(layers=LAYERS, hidden=16, heads=2, kv_heads=2, head_dim=8, ffn=16), vocab=64, sequence=8
     )
     model.init_weights(0)
-    alone = SimpleNamespace(world=1, dtype=torch.float32)
+    alone = SimpleNamespace(world_size=1, dtype=torch.float32)
     parallelize(model, ParallelConfig(recompute=recompute), alone, compiled=False)
     tokens = torch.randint(64, (1, 8))
     with Ops() as called:

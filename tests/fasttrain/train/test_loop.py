@@ -27,7 +27,7 @@ from fasttrain.distributed.runtime import start
 from fasttrain.metrics import read_metrics, read_validations
 from fasttrain.model import Decoder
 from fasttrain.train import main
-from fasttrain.train.loop import Run
+from fasttrain.train.state import TrainState
 from tests.runs import command, curve, incidents, train
 
 
@@ -74,13 +74,13 @@ LAYOUTS: dict[str, tuple[int, list[Any]]] = {
 
 
 def test_waiting_for_data_is_measured(tmp_path):
-    read = Run.read
+    read = TrainState.micro_batches
 
-    def slow(self: Run, step: int) -> Any:
+    def slow(self: TrainState, step: int) -> Any:
         time.sleep(0.1)
         return read(self, step)
 
-    with patch.object(Run, "read", slow):
+    with patch.object(TrainState, "micro_batches", slow):
         metrics = train(tmp_path / "run", "--data.prefetch", 0)
     assert min(curve(metrics, "data_wait")) >= 0.1
     assert min(curve(metrics, "time/data")) >= 0.1
@@ -140,13 +140,13 @@ def test_other_batches_go_on_in_the_data_where_the_run_was(tmp_path):
     run = tmp_path / "run"
     train(run)
     seen: list[int] = []
-    read = Run.read
+    read = TrainState.micro_batches
 
-    def noted(self: Run, step: int) -> Any:
+    def noted(self: TrainState, step: int) -> Any:
         seen.extend(self.batches.rows_at(step).samples.tolist())
         return read(self, step)
 
-    with patch.object(Run, "read", noted):
+    with patch.object(TrainState, "micro_batches", noted):
         metrics = train(run, "--data.sequence", 16, "--batch.sequences", 24, "--batch.steps", 9)
     tokens = curve(metrics, "tokens")
     assert tokens[5:] == [6 * 256, 6 * 256 + 384, 6 * 256 + 2 * 384, 6 * 256 + 3 * 384]
@@ -163,13 +163,13 @@ def test_a_mixture_goes_on_bitwise_and_with_other_weights_where_each_component_w
     assert sum(seen.values()) == 48
     assert abs(seen["one"] - 36) < 6
     used: list[dict[str, int]] = []
-    read = Run.read
+    read = TrainState.micro_batches
 
-    def noted(self: Run, step: int) -> Any:
+    def noted(self: TrainState, step: int) -> Any:
         used.append(self.batches.used_at(step))
         return read(self, step)
 
-    with patch.object(Run, "read", noted):
+    with patch.object(TrainState, "micro_batches", noted):
         train(tmp_path / "half", *mixture, "--data.mixture.two.weight", 9, "--data.sequence", 16, "--batch.steps", 8)
     assert used[0] == {name: 2 * samples for name, samples in seen.items()}  # of half the length
     changed = {event["evidence"]["key"] for event in incidents(tmp_path / "half", "changed setting")}
@@ -181,15 +181,15 @@ def test_a_mixture_goes_on_bitwise_and_with_other_weights_where_each_component_w
 
 def test_what_a_run_trained_on_is_found_again(tmp_path):
     """Also where it was resumed with other batches, and where a resumed run went back a few steps."""
-    read, trained = Run.read, {}
+    read, trained = TrainState.micro_batches, {}
 
-    def noted(run: Run, step: int) -> list[Any]:
+    def noted(run: TrainState, step: int) -> list[Any]:
         micro_batches = read(run, step)
         trained[step] = torch.cat([micro.tokens for micro in micro_batches])
         return micro_batches
 
     options = ["--validation.every", 0, "--data.prefetch", 0]
-    with patch.object(Run, "read", noted):
+    with patch.object(TrainState, "micro_batches", noted):
         train(tmp_path, *options)
         train(tmp_path, *options, "--batch.steps", 10, "--batch.sequences", 4, "--data.sequence", 64)
     assert len(trained) == 10
@@ -232,7 +232,7 @@ def test_a_run_whose_name_contradicts_its_size_is_not_begun(tmp_path, capsys):
 def test_a_disk_that_the_run_would_fill_is_an_error_before_it_starts(tmp_path, capsys):
     with patch("fasttrain.checkpoint.disk_space.free_bytes", lambda *_: 66_000_000):
         error = refused(capsys, tmp_path / "run")
-    assert "no room for the checkpoints of this run: 0.07 GB are needed and 0.07 GB are free in" in error
+    assert "no disk space for the checkpoints of this run: 0.07 GB are needed and 0.07 GB are free in" in error
     assert "keep fewer checkpoints (checkpoint.keep_last, keep_every)" in error
 
 
@@ -242,7 +242,7 @@ def test_what_cannot_change_is_an_error_and_leaves_the_run_alone(tmp_path, capsy
     message = refused(capsys, run, "--model.hidden", 64, "--optim.kind", "muon", "--batch.steps", 9)
     assert "model.hidden: 32 -> 64; optim.kind: adamw -> muon" in message
     assert "holds a run at step 6" in refused(capsys, run, "--resume", "never")
-    assert "is at step 6; to go on from step 3" in refused(capsys, run, "--resume", f"{run}@3")
+    assert "is at step 6; to resume from step 3" in refused(capsys, run, "--resume", f"{run}@3")
     assert "it has 3, 6" in refused(capsys, run, "--resume", f"{run}@5", "--out", tmp_path / "other")
     assert main(command(run)) == 0  # finished already
     assert "nothing is left to do" in capsys.readouterr().out
@@ -262,7 +262,7 @@ def test_patience_ends_a_run_that_no_longer_improves(tmp_path):
     run = tmp_path / "run"
     stubborn = ["--optim.lr", 0.0, "--validation.every", 1, "--validation.patience", 2, "--batch.steps", 30]
     assert main(command(run, *stubborn)) == 0
-    assert incidents(run, "patience")[0]["step"] == 3
+    assert incidents(run, "early stop")[0]["step"] == 3
     assert list_checkpoints(run / "checkpoints")[-1].step == 3
 
 

@@ -12,17 +12,16 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from fasttrain.train.resume import Progress
 
 import fasttrain.train.setup
 from fasttrain.checkpoint import list_checkpoints
 from fasttrain.data import Batch, Batches, DataCursor, Skip
 from fasttrain.data.segments import read_segments
+from fasttrain.events import Anomaly, ExitCode
 from fasttrain.metrics import read_metrics
-from fasttrain.monitor import Alarm, Verdict
 from fasttrain.train import main
-from fasttrain.train.loop import STOPPED
 from fasttrain.train.rollback import skip_after
+from fasttrain.train.state import Progress
 from tests.ranks import run_ranks
 
 RUN = [
@@ -67,11 +66,11 @@ def rolled_back(tmp_path_factory) -> Path:
     return run
 
 
-def test_a_poisoned_stretch_is_found_and_left_out(rolled_back):
+def test_poisoned_batches_are_found_and_skipped(rolled_back):
     (spike,) = incidents(rolled_back, "spike")
     (back,) = incidents(rolled_back, "rollback")
     assert 72 <= spike["step"] <= 77
-    assert "goes back to" in back["text"]
+    assert "rolled back to" in back["text"]
     assert "step-00000060" in back["text"]
     assert "bad data: the batch of step" in back["text"]
     first, count = back["evidence"]["skipped"]
@@ -79,7 +78,7 @@ def test_a_poisoned_stretch_is_found_and_left_out(rolled_back):
     assert 66 <= first <= 70
     assert 10 < len(back["documents"]) <= 50
     assert [line["step"] for line in read_metrics(rolled_back)] == list(range(1, 91))
-    assert read_segments(rolled_back)[-1].origin.skips[0] == Skip(first, count)
+    assert read_segments(rolled_back)[-1].cursor.skips[0] == Skip(first, count)
 
 
 def test_every_incident_says_when_what_why_and_what_was_done(rolled_back):
@@ -95,8 +94,8 @@ def test_every_incident_says_when_what_why_and_what_was_done(rolled_back):
 
 
 def test_after_a_rollback_a_run_is_as_if_it_never_had_the_batches(tmp_path, rolled_back):
-    skips = read_segments(rolled_back)[-1].origin.skips
-    with patch.object(fasttrain.train.setup, "Progress", partial(Progress, origin=DataCursor(skips=skips))):
+    skips = read_segments(rolled_back)[-1].cursor.skips
+    with patch.object(fasttrain.train.setup, "Progress", partial(Progress, cursor=DataCursor(skips=skips))):
         assert train(tmp_path) == 0
     assert not incidents(tmp_path, "rollback")
     losses = [[line["loss"] for line in read_metrics(run)] for run in (tmp_path, rolled_back)]
@@ -105,14 +104,14 @@ def test_after_a_rollback_a_run_is_as_if_it_never_had_the_batches(tmp_path, roll
 
 def test_a_process_that_starts_again_knows_of_the_skip(tmp_path, rolled_back):
     assert train(tmp_path, "--resume", f"{rolled_back}@60", "--batch.steps", 91) == 0
-    assert read_segments(tmp_path)[-1].origin.skips == read_segments(rolled_back)[-1].origin.skips[:1]
+    assert read_segments(tmp_path)[-1].cursor.skips == read_segments(rolled_back)[-1].cursor.skips[:1]
 
 
 @pytest.mark.parametrize("policy", ["warn", "skip", "stop"])
 def test_other_policies(tmp_path, policy):
     with poisoned(range(70, 75)):
         code = train(tmp_path, "--monitor.spike", policy, *(("--checkpoint.every", 2) if policy != "stop" else ()))
-    assert code == (STOPPED if policy == "stop" else 0)
+    assert code == (ExitCode.STOPPED if policy == "stop" else 0)
     assert len(incidents(tmp_path, "spike")) == 1
     assert not incidents(tmp_path, "rollback")
     assert len(incidents(tmp_path, "skip")) == (policy == "skip")
@@ -133,7 +132,7 @@ def test_in_the_first_steps_of_a_run_nothing_is_a_spike(tmp_path):
 def test_rollbacks_are_bounded(tmp_path):
     """Every batch from a place on is noise: there is no way around it."""
     with poisoned(range(70, 10_000)):
-        assert train(tmp_path, "--monitor.rollbacks", 1) == STOPPED
+        assert train(tmp_path, "--monitor.rollbacks", 1) == ExitCode.STOPPED
     assert len(incidents(tmp_path, "rollback")) == 1
     assert "after 1 rollbacks" in incidents(tmp_path, "stop")[0]["text"]
 
@@ -166,7 +165,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_never_reaches_the_weights(tmp_pat
         run_ranks(train_with_nan, 2, run, [12], 2)
     (incident,) = incidents(run, "not finite")
     assert incident["step"] == 13
-    assert "the update of this step was left out" in incident["text"]
+    assert "skipped this optimizer update" in incident["text"]
     metrics = {line["step"]: line["loss"] for line in read_metrics(run)}
     assert math.isnan(metrics[13])
     assert all(math.isfinite(loss) for step, loss in metrics.items() if step != 13)
@@ -190,7 +189,7 @@ def test_a_spike_before_the_first_checkpoint_goes_back_to_the_start(tmp_path):
     with poisoned(range(70, 75)):
         assert train(tmp_path, "--checkpoint.every", 0) == 0
     (back,) = incidents(tmp_path, "rollback")
-    assert "goes back to the initial weights" in back["text"]
+    assert "rolled back to the initial weights" in back["text"]
     whole = {line["step"]: line["loss"] for line in read_metrics(tmp_path)}
     assert list(whole) == list(range(1, 91))
 
@@ -198,7 +197,7 @@ def test_a_spike_before_the_first_checkpoint_goes_back_to_the_start(tmp_path):
 def test_a_run_whose_checkpoints_are_all_from_the_spike_stops_and_loses_nothing(tmp_path):
     few = ["--checkpoint.every", 2, "--checkpoint.keep_last", 1, "--checkpoint.keep_best", False]
     with poisoned(range(70, 76)):
-        assert train(tmp_path, *few) == STOPPED
+        assert train(tmp_path, *few) == ExitCode.STOPPED
     assert "no checkpoint is from before that" in incidents(tmp_path, "stop")[0]["text"]
     assert list_checkpoints(tmp_path / "checkpoints")  # not set aside
 
@@ -207,7 +206,7 @@ def test_a_checkpoint_from_just_before_the_rise_is_better_than_none(tmp_path):
     few = ["--checkpoint.every", 70, "--checkpoint.keep_last", 1, "--checkpoint.keep_best", False]
     with poisoned(range(70, 75)):
         assert train(tmp_path, *few) == 0
-    assert "goes back to" in incidents(tmp_path, "rollback")[0]["text"]
+    assert "rolled back to" in incidents(tmp_path, "rollback")[0]["text"]
     assert incidents(tmp_path, "rollback")[0]["evidence"]["skipped"][0] == 70
 
 
@@ -216,15 +215,15 @@ def test_a_run_that_began_at_another_runs_checkpoint_goes_back_there(tmp_path):
     with poisoned(range(70, 75)):
         assert train(tmp_path / "b", "--resume", tmp_path / "a", "--checkpoint.every", 0) == 0
     (back,) = incidents(tmp_path / "b", "rollback")
-    assert f"goes back to {tmp_path / 'a'}" in back["text"]
+    assert f"rolled back to {tmp_path / 'a'}" in back["text"]
     assert [line["step"] for line in read_metrics(tmp_path / "b")] == list(range(67, 91))
 
 
 def test_the_skip_begins_before_the_rise_and_not_before_the_checkpoint():
-    alarm = Alarm(100, Verdict(kind="spike", steps=5))
-    assert alarm.first == 96
-    assert skip_after(alarm, restored=80, done=102) == Skip(94, 8)
-    assert skip_after(alarm, restored=95, done=102) == Skip(95, 7)
+    anomaly = Anomaly(kind="spike", steps=5, step=101)
+    assert anomaly.first == 96
+    assert skip_after(anomaly, restored=80, completed=102) == Skip(94, 8)
+    assert skip_after(anomaly, restored=95, completed=102) == Skip(95, 7)
 
 
 def test_a_first_loss_that_cannot_be_is_an_incident(tmp_path):

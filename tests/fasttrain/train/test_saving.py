@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import fasttrain.train.saving
 import pytest
 import torch
 import torch.distributed as dist
 from torch.multiprocessing import ProcessExitedException
 
 import fasttrain.checkpoint.writer
+import fasttrain.train.control
 import fasttrain.train.loop
 import fasttrain.train.setup
 from fasttrain.checkpoint import list_checkpoints
-from fasttrain.checkpoint.files import NewFile
+from fasttrain.events import ExitCode
+from fasttrain.fs import HashedFile
 from fasttrain.metrics import read_events, read_metrics
 from fasttrain.model import Block
-from fasttrain.monitor.mfu import Utilisation
+from fasttrain.monitor.mfu import MfuMonitor
 from fasttrain.train import main
-from fasttrain.train.loop import LOST, UNSAVED
 from tests.ranks import run_ranks
 
 SMALL = [
@@ -56,7 +56,7 @@ def failing(times: float, rank: int = 0) -> Any:
     """The first saves fail, on one rank, as it opens its file."""
     attempts = set()
 
-    class Failing(NewFile):
+    class Failing(HashedFile):
         def __init__(self, path: Path) -> None:
             if dist.get_rank() == rank:
                 attempts.add(path.parent)
@@ -64,11 +64,11 @@ def failing(times: float, rank: int = 0) -> Any:
                     raise OSError(errno.EIO, "Input/output error")
             super().__init__(path)
 
-    return patch.object(fasttrain.checkpoint.writer, "NewFile", Failing)
+    return patch.object(fasttrain.checkpoint.writer, "HashedFile", Failing)
 
 
 def quick_pauses() -> Any:
-    return patch.multiple(fasttrain.train.saving, PAUSE=0.05, LONGEST_PAUSE=0.1)
+    return patch.multiple(fasttrain.train.control, PAUSE=0.05, LONGEST_PAUSE=0.1)
 
 
 def test_a_failed_save_is_tried_again_and_the_age_of_the_last_one_shows(tmp_path, capsys):
@@ -78,7 +78,7 @@ def test_a_failed_save_is_tried_again_and_the_age_of_the_last_one_shows(tmp_path
     assert told[0]["step"] == 5
     assert len(told) == 2
     assert "Input/output error" in told[0]["text"]
-    assert told[0]["action"] == "tries again"
+    assert told[0]["action"] == "retries"
     assert 6 <= told[1]["step"] <= 10  # within a few steps
     ages = {line["step"]: line["unsaved_steps"] for line in read_metrics(tmp_path)}
     assert ages[5] == 5
@@ -107,7 +107,7 @@ def test_when_saves_keep_failing_the_run_is_held_until_one_succeeds(tmp_path, ca
     (over,) = events(tmp_path, "pause over")
     assert pause["step"] == over["step"]
     assert len(events(tmp_path, "failed save")) == 3  # the first, and two more
-    assert "the run is held" in capsys.readouterr().out
+    assert "paused" in capsys.readouterr().out
     assert pause["step"] in steps(tmp_path) or steps(tmp_path)[0] >= 5
     with quick_pauses():
         assert train(tmp_path / "whole") == 0
@@ -117,8 +117,8 @@ def test_when_saves_keep_failing_the_run_is_held_until_one_succeeds(tmp_path, ca
 
 def test_or_the_run_ends_and_says_so_in_its_exit_code(tmp_path, capsys):
     with failing(99):
-        assert train(tmp_path, "--checkpoint.retries", 1, "--checkpoint.on_save_failure", "stop") == UNSAVED
-    (end,) = events(tmp_path, "unsaved")
+        assert train(tmp_path, "--checkpoint.retries", 1, "--checkpoint.on_save_failure", "stop") == ExitCode.NOT_SAVED
+    (end,) = events(tmp_path, "not saved")
     assert end["step"] < 30
     assert "is not saved" in end["text"]
     assert "Input/output error" in end["text"]
@@ -128,7 +128,7 @@ def test_or_the_run_ends_and_says_so_in_its_exit_code(tmp_path, capsys):
 def test_the_last_save_of_a_run_counts_as_well(tmp_path):
     options = ["--checkpoint.every", 0, "--batch.steps", 4]
     with failing(99):
-        assert train(tmp_path / "stopped", *options, "--checkpoint.on_save_failure", "stop") == UNSAVED
+        assert train(tmp_path / "stopped", *options, "--checkpoint.on_save_failure", "stop") == ExitCode.NOT_SAVED
     with failing(2), quick_pauses():
         assert train(tmp_path / "held", *options) == 0
     assert steps(tmp_path / "held") == [4]
@@ -145,9 +145,11 @@ def test_a_signal_ends_a_run_that_is_held(tmp_path):
     asking = threading.Thread(target=ask)
     asking.start()
     with failing(999), quick_pauses():
-        assert train(tmp_path, "--checkpoint.retries", 0) == UNSAVED  # not saved counts more than why it ended
+        assert (
+            train(tmp_path, "--checkpoint.retries", 0) == ExitCode.NOT_SAVED
+        )  # not saved counts more than why it ended
     asking.join()
-    assert events(tmp_path, "unsaved")
+    assert events(tmp_path, "not saved")
 
 
 def train_on_two(run: Path, change: Callable[[], Any], *options: Any) -> None:
@@ -175,7 +177,7 @@ def test_room_is_made_before_a_save_and_a_full_disk_is_no_surprise(tmp_path):
     def free(*_: object) -> int:
         return disk - sum(file.stat().st_size for file in (run / "checkpoints").rglob("*") if file.is_file())
 
-    late = patch.object(fasttrain.train.setup, "_check_room", lambda *_: None)  # others fill the disk after the start
+    late = patch.object(fasttrain.train.setup, "_check_disk_space", lambda *_: None)  # others fill the disk after the start
     with late, patch("fasttrain.checkpoint.disk_space.free_bytes", free):
         assert train(run, *keep, "--batch.steps", 20) == 0
         assert steps(run) == [10, 15, 20]
@@ -183,7 +185,7 @@ def test_room_is_made_before_a_save_and_a_full_disk_is_no_surprise(tmp_path):
         assert "step-00000005" in pruned["text"]
         disk -= 2 * size
         code = train(run, *keep, "--batch.steps", 25, "--checkpoint.on_save_failure", "stop", "--checkpoint.retries", 0)
-    assert code == UNSAVED
+    assert code == ExitCode.NOT_SAVED
     assert "no room for the checkpoint" in events(run, "failed save")[-1]["text"]
     assert steps(run) == [10, 15, 20]  # nothing is deleted in vain
 
@@ -201,9 +203,9 @@ def lost(run: Path) -> None:
 
 
 def test_a_rank_that_hangs_is_named_and_all_end(tmp_path):
-    with pytest.raises(ProcessExitedException, match=f"exit code {LOST}"):
+    with pytest.raises(ProcessExitedException, match=f"exit code {ExitCode.RANK_FAILURE}"):
         run_ranks(lost, 2, tmp_path)
-    (event,) = events(tmp_path, "lost rank")
+    (event,) = events(tmp_path, "rank failure")
     assert event["text"].startswith("rank 1 hangs in hang (")
     assert event["step"] == 7
     assert event["time"] - read_metrics(tmp_path)[-1]["time"] < 4
@@ -244,9 +246,9 @@ def test_block_norms_and_the_rest_make_the_norm(tmp_path):
 
 def test_a_low_mfu_is_explained_once(tmp_path, capsys):
     with (
-        patch.object(Utilisation, "FIRST", 2),
-        patch.object(Utilisation, "STEPS", 5),
-        patch("fasttrain.train.journal.peak_flops", lambda *_: 1e15),
+        patch.object(MfuMonitor, "FIRST", 2),
+        patch.object(MfuMonitor, "STEPS", 5),
+        patch("fasttrain.train.setup.peak_flops", lambda *_: 1e15),
     ):
         assert train(tmp_path, "--batch.steps", 20) == 0
     (event,) = events(tmp_path, "low MFU")
