@@ -99,7 +99,7 @@ class DataConfig:
         _require(
             self.path is None or not self.mixture,
             f"data.path ({self.path}) and data.mixture ({', '.join(self.mixture)}) exclude each other; add a component "
-            "with that path to the mixture, or leave out one of them",
+            "with that path to the mixture, or remove one of them",
         )
         for name, component in self.mixture.items():
             weight, epochs = component.weight, component.epochs
@@ -109,7 +109,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig:
-    """How many tokens a step sees, and in what pieces."""
+    """How many tokens a step sees, and in what micro-batches."""
 
     steps: int = 300
     """Length of the run."""
@@ -135,7 +135,7 @@ class OptimConfig:
     lr: float = 1e-3
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's averages of gradient and squared gradient."""
+    """AdamW's decay rates of the moments."""
     eps: float = 1e-8
     """AdamW's guard against division by zero."""
     weight_decay: float = 0.1
@@ -196,7 +196,7 @@ class CheckpointConfig:
     keep_every: int = 0
     """Keep each checkpoint whose step is a multiple of this too; 0: none."""
     background: bool = True
-    """Write while training goes on."""
+    """Write while training continues."""
     retries: int = 5
     """Retries of a failed save, every few steps, before the run does what on_save_failure says."""
     on_save_failure: Literal["pause", "stop"] = "pause"
@@ -222,7 +222,7 @@ class ValidationConfig:
     sequences: int = 64
     """Sequences of each set, over all ranks."""
     sets: dict[str, Path] = field(default_factory=dict)
-    """More sets by name, beside the held-out documents of data.path ("held-out")."""
+    """More sets by name, besides the held-out documents of data.path ("held-out")."""
     patience: int = 0
     """Stop after so many validations in a row without a lower loss on the held-out documents; 0: never."""
     sample: str = "def "
@@ -236,7 +236,7 @@ class MonitorConfig:
     """What is monitored, and what the run does then."""
 
     spike: Literal["warn", "skip", "rollback", "stop"] = "rollback"
-    """When the loss spikes, or is not finite three times in a row; skip: go on past as many batches; rollback: to the
+    """When the loss spikes, or is not finite three times in a row; skip: skip as many batches; rollback: to the
     last good checkpoint, and past the batches since; stop: end the run."""
     rollbacks: int = 3
     """Rollbacks before the run stops instead."""
@@ -281,11 +281,11 @@ class Config:
     out: Path = Path("runs/tiny")
     """Directory of the run: metrics, checkpoints, effective configuration."""
     resume: str = "auto"
-    """auto: go on from the newest checkpoint in the run's directory, or start; never: start, in a new directory; or
+    """auto: resume from the newest checkpoint in the run's directory, or start; never: start, in a new directory; or
     what to start from: RUN, RUN@STEP or a checkpoint's directory."""
     from_hf: Path | None = None
     """A Hugging Face checkpoint (Qwen3 or Llama) to take the section model and the initial weights from; a run that has
-    a checkpoint goes on from that. None: random weights."""
+    a checkpoint resumes from that. None: random weights."""
     seed: int = 0
     """Of initial weights and dropout."""
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -310,5 +310,5 @@ class Config:
         )
         _require(
             self.from_hf is None or self.resume in ("auto", "never"),
-            f"from_hf ({self.from_hf}) and resume ({self.resume}) both say where the weights come from; leave out one",
+            f"from_hf ({self.from_hf}) and resume ({self.resume}) both say where the weights come from; remove one",
         )

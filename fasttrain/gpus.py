@@ -33,7 +33,7 @@ class Gpu:
     price: float | None  # USD per hour
 
     def peak(self, precision: str) -> float:
-        """Of matrix products in bf16, fp16 or fp32."""
+        """FLOP/s of matmuls in bf16, fp16 or fp32."""
         return self.fp32 if precision == "fp32" else self.half
 
 

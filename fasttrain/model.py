@@ -8,7 +8,7 @@ addition before it, all blocks are alike, and what passes between them is the pa
                  normed, residual = add_norm(feed_forward(normed), residual)
     loss         = cross_entropy(head(normed))
 
-Projections that read the same input are one matrix: q, k and v; gate and up. Fewer, larger products are faster, and
+Projections that read the same input are one matrix: q, k and v; gate and up. Fewer, larger matmuls are faster, and
 fasttrain.hf.names splits them for Transformers.
 
 B sequences, T tokens each, C hidden, H heads, D head_dim, F ffn, V vocabulary.
@@ -213,7 +213,7 @@ class Decoder(nn.Module):
         normed = self._normed(tokens, cu_seqlens, positions, past)
         return self.head.logits(normed if places is None else normed.flatten(0, 1)[places], self._tied_weight())
 
-    def parts(self) -> list[list[nn.Parameter]]:
+    def norm_groups(self) -> list[list[nn.Parameter]]:
         """The parameters of each block, and last those outside of blocks."""
         blocks = [list(block.parameters()) for block in self.blocks]
         inside = {id(parameter) for block in blocks for parameter in block}

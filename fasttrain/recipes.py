@@ -85,7 +85,7 @@ def gpt_124m() -> Config:
 
 @recipe("124m-continued")
 def gpt_124m_continued() -> Config:
-    """124m goes on at a small constant rate with shorter sequences: pass --resume, and see what differs."""
+    """124m continued at a small constant rate with shorter sequences: pass --resume, and see what differs."""
     base = gpt_124m()
     return replace(
         base,
@@ -97,7 +97,7 @@ def gpt_124m_continued() -> Config:
 
 @recipe("550m")
 def gpt_550m() -> Config:
-    """550M parameters on one card of 32 GB: 64 sequences of 1,024 in pieces of 4."""
+    """550M parameters on one card of 32 GB: 64 sequences of 1,024 in micro-batches of 4."""
     model = ModelConfig(layers=24, hidden=1280, heads=20, kv_heads=20, ffn=3584, vocab=50_304)
     return _large(model, steps=170_000, lr=3e-4, sequences=64, sequence=1024, micro=4)
 

@@ -16,7 +16,7 @@ from fasttrain.metrics import hardware
 
 def run_ranks(worker: Callable[..., None], world: int, *args: Any, seconds: float = 120.0) -> None:
     """worker(*args) on every rank, in torchrun's environment; an error of one, or no end in time, fails the test."""
-    mp.get_context("forkserver").set_forkserver_preload([__name__, "fasttrain.train", "torch._dynamo"])
+    mp.get_context("forkserver").set_forkserver_preload([__name__, "fasttrain.train.loop", "torch._dynamo"])
     port = free_port()
     context = mp.start_processes(
         _rank, (world, port, worker, args), nprocs=world, join=False, start_method="forkserver"

@@ -1,4 +1,4 @@
-"""Published checkpoints: RUN/checkpoints/step-00000100 with checkpoint.json, which says what all other files are.
+"""Committed checkpoints: RUN/checkpoints/step-00000100 with checkpoint.json, which says what all other files are.
 
 A directory has this name only once everything in it is on the disk and has been compared with what was meant. A step
 that is saved again goes beside the former one, as step-00000100-2, and counts instead of it; then the former one is
@@ -23,12 +23,12 @@ from fasttrain.fs import FileChecksum, HashedFile
 FORMAT = "fasttrain checkpoint"
 VERSION = 1
 NAME = "checkpoint.json"
-_PUBLISHED = re.compile(r"step-(\d{8,})(?:-(\d+))?")
+_COMMITTED = re.compile(r"step-(\d{8,})(?:-(\d+))?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A published checkpoint: its directory and the content of its checkpoint.json."""
+    """A committed checkpoint: its directory and the content of its checkpoint.json."""
 
     path: Path
     step: int  # steps done
@@ -50,7 +50,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
-        """Raise an error that says what is wrong unless `path` holds a published checkpoint. Reads checkpoint.json."""
+        """Raise an error that says what is wrong unless `path` holds a committed checkpoint. Reads checkpoint.json."""
         file = path / NAME
         if path.name.startswith("."):  # it may have everything but its name
             raise ValueError(f"checkpoint: {path} was never finished, or is being deleted; name another one")
@@ -59,29 +59,29 @@ class Checkpoint:
         except (FileNotFoundError, NotADirectoryError):
             raise ValueError(f"checkpoint: {path} has no {NAME}, so it is not a checkpoint") from None
         except ValueError as error:
-            raise ValueError(f"checkpoint: {file} is damaged ({error})") from None
+            raise ValueError(f"checkpoint: {file} is corrupt ({error})") from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise ValueError(f'checkpoint: {file} does not say "format": "{FORMAT}"; damaged, or of another program')
+            raise ValueError(f'checkpoint: {file} does not say "format": "{FORMAT}"; corrupt, or of another program')
         if content.get("version") != VERSION:
             raise ValueError(
                 f"checkpoint: {file} has version {content.get('version')}, this fasttrain reads version {VERSION}; use "
                 "the fasttrain that wrote it"
             )
         if content.pop("sha256", None) != _digest(content):
-            raise ValueError(f"checkpoint: {file} is damaged: its content does not have the sha256 that it states")
+            raise ValueError(f"checkpoint: {file} is corrupt: its content does not have the sha256 that it states")
         del content["format"], content["version"]
         files = tuple(FileChecksum(**entry) for entry in content.pop("files"))
         checkpoint = cls(path=path, files=files, **content)
-        if (name := _PUBLISHED.fullmatch(path.name)) and int(name[1]) != checkpoint.step:
+        if (name := _COMMITTED.fullmatch(path.name)) and int(name[1]) != checkpoint.step:
             raise ValueError(f"checkpoint: {path} holds step {checkpoint.step}; give it its name back")
         return checkpoint
 
     def verify(self, group: dist.ProcessGroup | None = None) -> None:
         """Raise unless every file is what was written; the ranks of `group`, if any, read a share of the files each."""
         rank, size = (rank_in(group), group.size()) if group else (0, 1)
-        wrong = on_all(group, lambda: _damages(self.path, self.files[rank::size]))
-        if damages := [damage for theirs in wrong for damage in theirs]:
-            raise ValueError(f"checkpoint: {'; '.join(damages)}; resume from an earlier one")
+        wrong = on_all(group, lambda: _errors(self.path, self.files[rank::size]))
+        if errors := [error for theirs in wrong for error in theirs]:
+            raise ValueError(f"checkpoint: {'; '.join(errors)}; resume from an earlier one")
 
 
 def directory_name(step: int, existing: list[Path]) -> str:
@@ -91,14 +91,14 @@ def directory_name(step: int, existing: list[Path]) -> str:
 
 
 def committed_paths(directory: Path) -> list[Path]:
-    """All that is named like a checkpoint, sound or not, by step."""
+    """All that is named like a checkpoint, valid or not, by step."""
     if not directory.is_dir():
         return []
-    return sorted((path for path in directory.iterdir() if _PUBLISHED.fullmatch(path.name)), key=_order)
+    return sorted((path for path in directory.iterdir() if _COMMITTED.fullmatch(path.name)), key=_order)
 
 
 def list_checkpoints(directory: Path) -> list[Checkpoint]:
-    """The published checkpoints by step, as far as their checkpoint.json can be read."""
+    """The committed checkpoints by step, as far as their checkpoint.json can be read."""
     found = []
     for path in committed_paths(directory):
         try:
@@ -132,7 +132,7 @@ def newest_valid(
 def find(name: str | Path) -> Checkpoint:
     """The checkpoint that is meant by a run's directory (its last), RUN@400, or a checkpoint's own directory."""
     run, step = _run_and_step(str(name))
-    if step is None and ((run / NAME).exists() or run.name.startswith(".step-") or _PUBLISHED.fullmatch(run.name)):
+    if step is None and ((run / NAME).exists() or run.name.startswith(".step-") or _COMMITTED.fullmatch(run.name)):
         return Checkpoint.read(run)
     directory = run / "checkpoints" if (run / "checkpoints").is_dir() else run
     paths = {_order(path)[0]: path for path in committed_paths(directory)}  # of one step, the last
@@ -157,7 +157,7 @@ def _run_and_step(name: str) -> tuple[Path, str | None]:
 
 def _order(path: Path) -> tuple[int, int]:
     """Step, and which saving of it."""
-    name = _PUBLISHED.fullmatch(path.name)
+    name = _COMMITTED.fullmatch(path.name)
     assert name
     return int(name[1]), int(name[2] or 1)
 
@@ -170,7 +170,7 @@ def _readable(path: Path) -> Checkpoint | str:
         return str(error)
 
 
-def _damages(directory: Path, files: tuple[FileChecksum, ...]) -> list[str]:
+def _errors(directory: Path, files: tuple[FileChecksum, ...]) -> list[str]:
     found = []
     for file in files:
         try:

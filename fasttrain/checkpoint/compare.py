@@ -76,14 +76,14 @@ def _of_scales(one: dict[str, float], other: dict[str, float]) -> Iterator[Diffe
 def _groups(tensors: dict[str, TensorStorageMetadata]) -> Iterable[list[str]]:
     """Names to read at once: a call for each tensor takes much longer than reading it."""
     group: list[str] = []
-    held = 0
+    size_held = 0
     for name, tensor in tensors.items():
         size = math.prod(tensor.size) * tensor.properties.dtype.itemsize
-        if group and held + size > _AT_ONCE:
+        if group and size_held + size > _AT_ONCE:
             yield group
-            group, held = [], 0
+            group, size_held = [], 0
         group.append(name)
-        held += size
+        size_held += size
     if group:
         yield group
 

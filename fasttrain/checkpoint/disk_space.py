@@ -1,7 +1,7 @@
-"""Room for checkpoints: for all that a run will hold, before it starts; and for each one, before it is saved.
+"""Disk space for checkpoints: for all that a run will hold, before it starts; and for each one, before it is saved.
 
 What the file system says is free may still be less than that: quotas do not show, and others write too. So a save that
-finds enough room can fail all the same, and says so; this only makes it rare and early.
+finds enough space can fail all the same, and says so; this only makes it rare and early.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fasttrain.checkpoint.retention import expendable, quarantined
 from fasttrain.fs import DISK_RESERVE, DISK_SLACK, StatVfs, free_bytes
 from fasttrain.units import disk_size
 
-_STATE = 12  # bytes per parameter: the weight and two averages, fp32. Muon has one average of matrices: less
+_STATE = 12  # bytes per parameter: the weight and AdamW's two moments, fp32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def before_run(
     steps: int,  # of the whole run
     statvfs: StatVfs = os.statvfs,
 ) -> DiskSpace:
-    """Room for the checkpoints that retention will hold at most, the one being written included."""
+    """Disk space for the checkpoints that retention will hold at most, the one being written included."""
     present = [checkpoint.bytes for checkpoint in list_checkpoints(directory)] + _asides(directory)
     needed = max(int(keep.max_held(steps) * size * DISK_SLACK) - sum(present), 0) + DISK_RESERVE
     free = free_bytes(directory, statvfs)
@@ -68,7 +68,7 @@ def before_save(
     step: int,  # of the one to be saved
     statvfs: StatVfs = os.statvfs,
 ) -> DiskSpace:
-    """Room for one more, if need be without those that may go."""
+    """Disk space for one more, if need be without those that may go."""
     needed, free = int(size * DISK_SLACK) + DISK_RESERVE, free_bytes(directory, statvfs)
     if needed <= free:
         return DiskSpace(state="enough", directory=directory, needed=needed, free=free)
@@ -82,9 +82,9 @@ def before_save(
 
 
 def may_go(directory: Path, keep: config.CheckpointConfig, *, step: int) -> list[Path]:
-    """What a run can do without when it has no room for the checkpoint of `step`, first what it misses least.
+    """What a run can do without when there is no disk space for the checkpoint of `step`, first what it misses least.
 
-    First what was set aside, then what retention would delete after that checkpoint. The newest one always stays.
+    First what is quarantined, then what retention would delete after that checkpoint. The newest one always stays.
     """
     existing = list_checkpoints(directory)
     coming = Checkpoint(path=directory, step=step, loss=None, optimizer="", scaler={}, metadata={}, files=())

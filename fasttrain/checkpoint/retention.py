@@ -1,4 +1,4 @@
-"""Retention: which checkpoints may go once a new one is published, and how they go."""
+"""Retention: which checkpoints may go once a new one is committed, and how they go."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fasttrain.fs import sync
 
 PARTIAL = "partial"  # in the hidden name of a directory that is being written
 DELETED = "deleted"  # and of one that is being deleted
-_ASIDE = "aside-"  # before the name of one that training went back from
+_QUARANTINED = "quarantined-"  # before the name of one that training went back from
 
 
 def expendable(checkpoints: list[Checkpoint], keep: config.CheckpointConfig) -> list[Checkpoint]:
@@ -55,20 +55,20 @@ def clear_leftovers(directory: Path) -> None:
 def quarantine(checkpoints: list[Checkpoint], group: dist.ProcessGroup | None) -> None:
     """Take checkpoints out of their run without deleting them, because training went back to an earlier one.
 
-    Left where they are, they would be what a restart resumes from. They become aside-step-00000400-..., which find
-    still reads by that name; they go when the run has no room for a new one. All ranks call this, while no save is
-    running.
+    Left where they are, they would be what a restart resumes from. They become quarantined-step-00000400-..., which
+    find still reads by that name; they go when there is no disk space for a new one. All ranks call this, while no save
+    is running.
     """
     on_main(group, lambda: _set_aside(checkpoints))
 
 
 def quarantined(directory: Path) -> list[Path]:
     """What quarantine has left, by step."""
-    return sorted(directory.glob(f"{_ASIDE}step-*"))
+    return sorted(directory.glob(f"{_QUARANTINED}step-*"))
 
 
 def _set_aside(checkpoints: list[Checkpoint]) -> None:
     for checkpoint in reversed(checkpoints):  # the last first: a kill in between leaves a course without gaps
         path = checkpoint.path
-        os.rename(path, path.parent / f"{_ASIDE}{path.name}-{uuid.uuid4().hex[:8]}")
+        os.rename(path, path.parent / f"{_QUARANTINED}{path.name}-{uuid.uuid4().hex[:8]}")
         sync(path.parent)

@@ -1,14 +1,14 @@
-"""Saving while training goes on.
+"""Saving while training continues.
 
     save():    wait for the former save, copy the state to host memory, return
-    a thread:  make room, write under a hidden name, compare the disk with what was meant, write checkpoint.json,
+    a thread:  free disk space, write under a hidden name, compare the disk with what was meant, write checkpoint.json,
                rename, prune
-    poll():    what has become of it
+    poll():    the outcome
 
-Each step of the thread ends with an exchange between the threads of all ranks (ranks.py), over a process group that
-nothing else uses: collectives of two threads on one group would meet each other. Thus a save succeeds on all ranks, or
-fails on all, and nobody waits for a rank whose disk is full. A save that failed deletes its own directory. Beside that,
-nothing goes before the new checkpoint is published but what had to go for want of room (room.py).
+Each step of the thread ends with an exchange between the threads of all ranks (fasttrain.distributed.collectives), over
+a process group that nothing else uses: collectives of two threads on one group would meet each other. Thus a save
+succeeds on all ranks or fails on all, and nobody waits for a rank whose disk is full. A failed save deletes its own
+directory. Apart from that, nothing is deleted before the new checkpoint is committed except what had to make space.
 """
 
 from __future__ import annotations
@@ -33,28 +33,59 @@ from fasttrain import config
 from fasttrain.checkpoint import retention
 from fasttrain.checkpoint.committed import Checkpoint, committed_paths, directory_name, list_checkpoints
 from fasttrain.checkpoint.disk_space import before_save, may_go
-from fasttrain.checkpoint.staging import Staging
 from fasttrain.checkpoint.state import captured, scale_of
 from fasttrain.checkpoint.writer import write
 from fasttrain.distributed.collectives import RanksFailed, on_all, on_main, rank_in, text_of
 from fasttrain.fs import FileChecksum, sync
 
 
+class Staging:
+    """Buffers for one state. They are kept from save to save, since pinning memory takes longer than copying to it."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def copy(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The state as it is now; valid until the next copy. Every tensor is copied once."""
+        self._buffers = {name: self._buffer(name, tensor) for name, tensor in state.items()}
+        for name, tensor in state.items():
+            _local(self._buffers[name]).copy_(_local(tensor), non_blocking=True)
+        if any(tensor.device.type != "cpu" for tensor in state.values()):
+            torch.accelerator.synchronize()  # the caller is about to change what is being copied
+        return self._buffers
+
+    def _buffer(self, name: str, tensor: Tensor) -> Tensor:
+        former = self._buffers.get(name)
+        if former is not None and _layout(former) == _layout(tensor):
+            return former
+        # Of a DTensor, this is a DTensor: the mesh may be one of GPUs while the shard is in host memory
+        return torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type == "cuda", requires_grad=False)
+
+
+def _layout(tensor: Any) -> tuple[Any, ...]:
+    return type(tensor), tensor.shape, tensor.dtype, _local(tensor).shape, getattr(tensor, "placements", None)
+
+
+def _local(tensor: Any) -> Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A checkpoint was published."""
+    """A checkpoint was committed."""
 
     step: int
     path: Path
-    seconds: float  # from the call to the publication
+    seconds: float  # from the call to the commit
     bytes: int
     trouble: str  # why an old checkpoint could not be deleted; empty: none
-    pruned: tuple[str, ...] = ()  # names of those that had to go beforehand, for want of room
+    pruned: tuple[str, ...] = ()  # names of those that had to go beforehand, to make disk space
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """A save came to nothing. The newest checkpoint that there was is still there, and all that retention keeps."""
+    """A save failed. The newest checkpoint that there was is still there, and all that retention keeps."""
 
     step: int
     error: str  # names the ranks and what happened to them
@@ -67,7 +98,7 @@ Outcome = Saved | Failed
 class Checkpoints:
     """The checkpoints of a running run. All ranks call every method alike, except poll.
 
-    A directory has one Checkpoints at a time: the caller sees to it that no other process trains the same run, because
+    A directory has one Checkpoints at a time: the caller makes sure that no other process trains the same run, because
     what looks like the leftovers of a killed one is deleted here.
     """
 
@@ -78,7 +109,7 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, "checkpoint")  # not a daemon: a process that ends first finishes its save
         self._running: Future[None] | None = None
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-        self._ran_out = False  # the last save found no room where the file system had promised it
+        self._ran_out = False  # the last save found no space where the file system had promised it
         on_main(group, self._prepare_directory)
 
     def save(
@@ -152,18 +183,18 @@ class Checkpoints:
             # A rank without a state says so now, before the others wait for its share of the writing
             on_all(self._group, lambda: _check_captured(state))
             assert isinstance(state, dict)
-            pruned = on_main(self._group, lambda: self._make_room(state, content.step))
+            pruned = on_main(self._group, lambda: self._free_space(state, content.step))
             partial = on_main(self._group, lambda: self._new_directory(content.step))
             written = on_all(self._group, lambda: write(state, partial, self._group))
             files = tuple(file for theirs in written for file in theirs)
             content = replace(content, path=partial, files=files)
-            path, trouble = on_main(self._group, lambda: self._publish(content))
+            path, trouble = on_main(self._group, lambda: self._commit(content))
         except BaseException as error:  # nobody looks at an exception in a thread
             if partial and rank_in(self._group) == 0:
                 shutil.rmtree(partial, ignore_errors=True)
             text = str(error) if isinstance(error, RanksFailed) else text_of(error)
-            no_room = any(f"[Errno {number}]" in text for number in (errno.ENOSPC, errno.EDQUOT))
-            self._ran_out = no_room and partial is not None
+            no_space = any(f"[Errno {number}]" in text for number in (errno.ENOSPC, errno.EDQUOT))
+            self._ran_out = no_space and partial is not None
             self._outcomes.put(Failed(step=content.step, error=text, pruned=pruned))
             return
         self._ran_out = False
@@ -172,13 +203,13 @@ class Checkpoints:
             Saved(step=content.step, path=path, seconds=seconds, bytes=content.bytes, trouble=trouble, pruned=pruned)
         )
 
-    def _make_room(self, state: dict[str, Tensor], step: int) -> tuple[str, ...]:
-        """On rank 0: delete what may go, if the checkpoint has no room otherwise; the names. Without hope, an error."""
+    def _free_space(self, state: dict[str, Tensor], step: int) -> tuple[str, ...]:
+        """On rank 0: delete what may go, if there is no disk space otherwise; the names."""
         size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())  # of DTensors, the whole
-        room = before_save(self._directory, self._settings, size=size, step=step)
-        if room.state == "not enough":
-            raise OSError(errno.ENOSPC, f"no room for the checkpoint: {room}")
-        going = may_go(self._directory, self._settings, step=step) if self._ran_out else room.prune
+        space = before_save(self._directory, self._settings, size=size, step=step)
+        if space.state == "not enough":
+            raise OSError(errno.ENOSPC, f"no disk space for the checkpoint: {space}")
+        going = may_go(self._directory, self._settings, step=step) if self._ran_out else space.prune
         for path in going:
             retention.delete(path)
         return tuple(path.name for path in going)
@@ -189,7 +220,7 @@ class Checkpoints:
         partial.mkdir()
         return partial
 
-    def _publish(self, content: Checkpoint) -> tuple[Path, str]:
+    def _commit(self, content: Checkpoint) -> tuple[Path, str]:
         """On rank 0. The rename is the moment from which the checkpoint exists."""
         _check_presence(content.path, content.files)
         content.write()
@@ -200,7 +231,7 @@ class Checkpoints:
         return path, self._prune(path)
 
     def _prune(self, newest: Path) -> str:
-        """What went wrong; the new checkpoint is published all the same."""
+        """What went wrong; the new checkpoint is committed all the same."""
         checkpoints = list_checkpoints(self._directory)
         checkpoints.sort(key=lambda checkpoint: checkpoint.path == newest)  # stable: the others stay by step
         if not checkpoints or checkpoints[-1].path != newest:

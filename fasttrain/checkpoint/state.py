@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a run: weights, the optimizer's averages and counts, and the loss scale of fp16.
+"""What a checkpoint holds of a run: weights, optimizer state (moments and counts of steps), and the loss scale of fp16.
 
 Tensors are named as in the model, `model.blocks.0.qkv.weight` and `optimizer.blocks.0.qkv.weight.exp_avg`, and DTensors
 know their place in the whole, so that any number of ranks can read what any other number wrote. Not here are
@@ -63,10 +63,10 @@ def restore(
     saved = saved_tensors(checkpoint.path)
     weights = _weights(model)
     _check_model(checkpoint, {name: tensor.shape for name, tensor in weights.items()}, saved)
-    averages = {} if optimizer is None else _empty_averages(_parameters(model), saved)
-    load(checkpoint, weights | averages, group)  # weights are the model's own: they are in place
+    moments = {} if optimizer is None else _empty_optimizer_state(_parameters(model), saved)
+    load(checkpoint, weights | moments, group)  # weights are the model's own: they are in place
     if optimizer is not None:
-        _set_averages(optimizer, _parameters(model), averages)
+        _set_optimizer_state(optimizer, _parameters(model), moments)
     if scaler is not None and scaler.is_enabled() and checkpoint.scaler:
         scaler.load_state_dict(scaler.state_dict() | checkpoint.scaler)
     return checkpoint.metadata
@@ -90,7 +90,7 @@ def saved_tensors(path: Path) -> dict[str, TensorStorageMetadata]:
     return dcp.FileSystemReader(path).read_metadata().state_dict_metadata  # type: ignore[return-value]
 
 
-def _empty_averages(parameters: dict[str, Tensor], saved: dict[str, TensorStorageMetadata]) -> dict[str, Tensor]:
+def _empty_optimizer_state(parameters: dict[str, Tensor], saved: dict[str, TensorStorageMetadata]) -> dict[str, Tensor]:
     """A tensor for each that was saved of the optimizer, sharded as its parameter is; counts of steps are whole."""
     empty = {}
     for full_name, tensor in saved.items():
@@ -128,7 +128,9 @@ def load(
         ) from None
 
 
-def _set_averages(optimizer: torch.optim.Optimizer, parameters: dict[str, Tensor], averages: dict[str, Tensor]) -> None:
+def _set_optimizer_state(
+    optimizer: torch.optim.Optimizer, parameters: dict[str, Tensor], moments: dict[str, Tensor]
+) -> None:
     """Through load_state_dict, which knows on what device a count of steps belongs; settings stay as they are."""
     state = optimizer.state_dict()
     names = {parameter: name for name, parameter in parameters.items()}
@@ -138,7 +140,7 @@ def _set_averages(optimizer: torch.optim.Optimizer, parameters: dict[str, Tensor
         for parameter, number in zip(group["params"], numbered["params"], strict=True)
     }
     state["state"] = {}
-    for full_name, tensor in averages.items():
+    for full_name, tensor in moments.items():
         name, _, key = full_name.removeprefix("optimizer.").rpartition(".")
         state["state"].setdefault(numbers[name], {})[key] = tensor
     optimizer.load_state_dict(state)
@@ -147,7 +149,7 @@ def _set_averages(optimizer: torch.optim.Optimizer, parameters: dict[str, Tensor
 def _check_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer | None) -> None:
     if optimizer is not None and type(optimizer).__name__ != checkpoint.optimizer:
         raise ValueError(
-            f"checkpoint: {checkpoint.path} was saved with {checkpoint.optimizer}, whose averages "
+            f"checkpoint: {checkpoint.path} was saved with {checkpoint.optimizer}, whose moments "
             f"{type(optimizer).__name__} cannot use; resume with the optim.kind of the run"
         )
 

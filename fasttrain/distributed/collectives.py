@@ -1,7 +1,7 @@
 """What ranks do together succeeds on all of them or fails on all of them.
 
 A rank that fails alone leaves the others waiting for it in their next collective, until a time-out that names nobody.
-So each piece of work ends with one exchange, in which a rank brings its result or its error.
+So each call ends with one exchange, in which a rank brings its result or its error.
 """
 
 from __future__ import annotations

@@ -13,7 +13,10 @@ averaged: the loss is divided by the valid tokens of all ranks before backward (
 from __future__ import annotations
 
 import functools
+import shutil
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,10 +24,30 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from fasttrain import config
-from fasttrain.distributed.compiler import missing_compiler
 from fasttrain.distributed.runtime import Runtime
 from fasttrain.model import Decoder
 from fasttrain_kernels.linear import product
+
+
+def cpp_compiler() -> str:
+    """Its name or path; empty: there is none."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        return shutil.which(get_cpp_compiler()) or ""
+    except InvalidCxxCompiler:
+        return ""
+
+
+def missing_compiler() -> str:
+    """What torch.compile lacks on this machine; empty: nothing."""
+    if not cpp_compiler():
+        return "there is no C++ compiler (g++)"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        return "there are no Python headers (python3-dev)"
+    return ""
+
 
 # FLOPs of a run on CPUs from which compiling, about 20 s, comes back: steps get 7 % faster in the recipe tiny, and more
 # in larger models. 2e13 are about five minutes on two cores.
@@ -60,7 +83,7 @@ def before_backward(model: Decoder, parallel: config.ParallelConfig, *, last: bo
     if parallel.grad_reduce == "last":
         model.set_requires_gradient_sync(last)
     else:
-        model.set_requires_all_reduce(last)  # among replicas; within a group, every micro-batch reduces
+        model.set_requires_all_reduce(last)  # between groups; within one, every micro-batch reduces
     if not parallel.reshard_after_forward:
         model.set_reshard_after_backward(last)
 
@@ -86,14 +109,14 @@ def _prepared(forward: Callable[..., Any], recompute: str, compiled: bool) -> Ca
 
 
 def _saved(_: object, op: Any, *args: object, **kwargs: object) -> CheckpointPolicy:
-    """Selective: products of matrices and attention, the costly part of a block, are not computed again."""
+    """Selective: matmuls and attention, the costly part of a block, are not computed again."""
     name = str(op)
-    costly = op in _PRODUCTS or "attention" in name
+    costly = op in _MATMULS or "attention" in name
     return CheckpointPolicy.MUST_SAVE if costly else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 _aten = torch.ops.aten
-_PRODUCTS = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.linear.default, product}
+_MATMULS = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.linear.default, product}
 
 
 _RECOMPUTE: dict[str, dict[str, Any]] = {

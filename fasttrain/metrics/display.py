@@ -1,13 +1,13 @@
-"""What a run shows while it goes: a live view on a terminal, plain lines in a log. Rank 0 only, on stdout.
+"""The terminal: a live view, or plain lines in a log. Only the main rank shows them, on stdout.
 
     step 120/400 ━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ lr 2.4e-03  eta 1:12
     loss 3.214  norm 0.81  15.2k tok/s  MFU 41%  mem 0.9 GB  data 0.1%
     loss ██▇▆▅▄▄▃▃▂▂▂▂▁▁▁
     last event: step 97: the loss spiked ...
 
-Validations and notes are lines that stay, above the live ones. The speed is that of the last steps (pace.py), so that
+Validations and notes are lines that stay, above the live ones. The speed is that of the last steps (Pace), so that
 neither compilation nor a hiccup decides about the time that is left; loss and norm are of this step alone. The curve is
-the loss since the process started (sparkline.py).
+the loss since the process started (Sparkline).
 
 A terminal that is too narrow gets fewer figures. One that is gone, or a log on a full disk, costs lines, with one
 warning, and not the run.
@@ -16,8 +16,12 @@ warning, and not the run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from time import monotonic
+from typing import NamedTuple
 
 from rich.console import Console, Group, OverflowMethod
 from rich.live import Live
@@ -27,9 +31,105 @@ from rich.text import Text
 
 from fasttrain import config
 from fasttrain.events import Event, EventKind, Severity
-from fasttrain.metrics.pace import Pace
-from fasttrain.metrics.sparkline import Sparkline
 from fasttrain.units import clock, count, fixed, percent
+
+_STEPS = 20
+
+
+class _Step(NamedTuple):
+    seconds: float
+    tokens: float
+    waited: float  # seconds
+    used: float  # seconds that a perfect device would have taken
+
+
+class Pace:
+    """Of the last steps of this process. The first counts only as long as it is the only one."""
+
+    def __init__(self) -> None:
+        self._steps: deque[_Step] = deque(maxlen=_STEPS)
+        self._settled = False
+
+    def add(self, values: Mapping[str, float]) -> None:
+        seconds = values["step_seconds"]
+        if len(self._steps) == 1 and not self._settled:
+            self._steps.clear()
+            self._settled = True
+        tokens, used = values["tokens_per_second"] * seconds, values["mfu"] * seconds
+        self._steps.append(_Step(seconds, tokens, values["data_wait"], used))
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(step.tokens for step in self._steps) / self._seconds
+
+    @property
+    def mfu(self) -> float:
+        return sum(step.used for step in self._steps) / self._seconds
+
+    @property
+    def data_share(self) -> float:
+        """Of the time, that was spent waiting for data."""
+        return sum(step.waited for step in self._steps) / self._seconds
+
+    def remaining(self, steps: int) -> float | None:
+        """Seconds that so many steps will take; None: too early to say."""
+        return steps * self._seconds / len(self._steps) if self._settled else None
+
+    @property
+    def _seconds(self) -> float:
+        return sum(step.seconds for step in self._steps)
+
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_POINTS = 512  # even
+
+
+class Sparkline:
+    """add() every step; text() when it is drawn."""
+
+    def __init__(self) -> None:
+        self._points: list[float] = []
+        self._width = 1  # steps of a point
+        self._open: list[float] = []  # steps of the next point
+
+    def add(self, value: float) -> None:
+        self._open.append(value)
+        if len(self._open) < self._width:
+            return
+        self._points.append(_mean(self._open))
+        self._open = []
+        if len(self._points) == _POINTS:
+            self._points = _merged(self._points, _POINTS // 2)
+            self._width *= 2
+
+    def text(self, columns: int) -> str:
+        """At most so many characters; empty before the second step."""
+        points = self._points + ([_mean(self._open)] if self._open else [])
+        if len(points) < 2 or columns < 2:
+            return ""
+        shown = _merged(points, columns)
+        recent = [point for point in shown[len(shown) // 4 :] if math.isfinite(point)]
+        low, high = min(recent, default=0.0), max(recent, default=0.0)
+        return "".join(_block(point, low, high) for point in shown)
+
+
+def _merged(points: Sequence[float], columns: int) -> list[float]:
+    """Means of neighbours, as many as fit."""
+    count = min(len(points), columns)
+    edges = [len(points) * i // count for i in range(count + 1)]
+    return [_mean(points[a:b]) for a, b in pairwise(edges)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _block(value: float, low: float, high: float) -> str:
+    if not math.isfinite(value):
+        return "!"
+    height = (value - low) / (high - low) if high > low else float(value > high)
+    return _BLOCKS[min(max(int(height * len(_BLOCKS)), 0), len(_BLOCKS) - 1)]
+
 
 _REFRESH = 0.2  # seconds between drawings of the live view, each of which takes about 1 ms
 _BAR = 10  # columns that the progress bar has at least
@@ -112,7 +212,7 @@ class Display:
             self._safely(lambda: print(text, file=self._console.file, flush=True))
 
     def _safely(self, write: Callable[[], None]) -> None:
-        """The run goes on if what it says cannot be written."""
+        """The run continues if what it says cannot be written."""
         try:
             write()
         except OSError as error:
@@ -145,7 +245,7 @@ class Display:
         return Group(top, *(Text(line, no_wrap=True, overflow=overflow) for line in lines))
 
     def _progress(self, step: int, columns: int, *, lr: str, eta: str) -> Table | Text:
-        """Without the learning rate, or even the bar, where there is no room for them."""
+        """Without the learning rate, or even the bar, where they do not fit."""
         count, right = f"step {self._count(step).strip()}", f"lr {lr}  eta {eta}"
         if len(f"{count}  {right}") + _BAR > columns:
             right = f"eta {eta}"

@@ -11,10 +11,14 @@ measured.
 
 from __future__ import annotations
 
+import importlib
+import logging
 import platform
 import resource
 import sys
-from time import perf_counter
+from collections.abc import Callable
+from time import monotonic, perf_counter
+from typing import Any
 
 import torch
 
@@ -22,7 +26,7 @@ from fasttrain.gpus import gpu_of_device
 from fasttrain.metrics.step_timer import StepTimer
 
 _SECONDS = 0.3  # of measuring
-# Rows of the measured matrices: doubled while a product takes less than so many seconds, or while that still helps and
+# Rows of the measured matrices: doubled while a matmul takes less than so many seconds, or while that still helps and
 # there is time. Small ones measure how threads wait for each other, on a busy machine for 30 ms and more; large ones
 # would be the peak of a small run's resident memory.
 _ENOUGH = 0.03
@@ -30,7 +34,7 @@ _SMALLEST, _LARGEST = 256, {"cpu": 2048, "cuda": 8192}
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of matrix products on one device: its vendor's figure, or measured in a third of a second."""
+    """FLOP/s of matmuls on one device: its vendor's figure, or measured in a third of a second."""
     gpu = gpu_of_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     if gpu is None:
         return measured_flops(device, dtype)
@@ -72,21 +76,21 @@ def device_memory(device: torch.device) -> int:
 
 
 def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of the best of many products, with this process's number of threads."""
+    """FLOP/s of the best of many matmuls, with this process's number of threads."""
     end = perf_counter() + _SECONDS
     generator = torch.Generator(device)  # of its own: how much is drawn here depends on the time that it takes
     rows, best = _SMALLEST, 0.0
     while True:
         a, b = (torch.randn(rows, rows, generator=generator, device=device).to(dtype) for _ in range(2))
         out = torch.empty_like(a)
-        seconds = min(_product_seconds(a, b, out) for _ in range(2))  # the first of a size chooses its kernel
+        seconds = min(_matmul_seconds(a, b, out) for _ in range(2))  # the first of a size chooses its kernel
         helped = 2 * rows**3 / seconds > 1.5 * best
         best = max(best, 2 * rows**3 / seconds)
         if rows == _LARGEST[device.type] or not (helped or seconds < _ENOUGH) or perf_counter() > end:
             break
         rows *= 2
     while perf_counter() < end:
-        best = max(best, 2 * rows**3 / _product_seconds(a, b, out))
+        best = max(best, 2 * rows**3 / _matmul_seconds(a, b, out))
     if device.type == "cuda":  # leave no trace in used_memory
         del a, b, out
         torch.cuda.empty_cache()
@@ -94,8 +98,83 @@ def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
     return best
 
 
-def _product_seconds(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> float:
+def _matmul_seconds(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> float:
     timer = StepTimer(a.device)
     torch.mm(a, b, out=out)
-    timer.mark("product")
-    return timer.split()["product"]
+    timer.mark("matmul")
+    return timer.split()["matmul"]
+
+
+_INTERVAL = 1.0  # seconds: NVML averages over about as long, and some cards take milliseconds to answer
+
+_logger = logging.getLogger(__name__)
+
+
+class GpuSensors:
+    """The sensors of one GPU. `hint` says why there are none and what to do about it; empty where there are."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.hint = ""
+        self._nvml: Any = None
+        self._sensors: list[Callable[[], dict[str, float]]] = []
+        self._last: dict[str, float] = {}
+        self._due = 0.0
+        if device.type != "cuda":
+            self.hint = f"GPU sensors: none, the run is on {device.type}"
+            return
+        try:
+            self._nvml = importlib.import_module("pynvml")
+        except ImportError:
+            self.hint = "GPU sensors: none, nvidia-ml-py is not installed; pip install 'fasttrain[nvml]'"
+            return
+        try:
+            self._nvml.nvmlInit()
+            # By its identity: CUDA_VISIBLE_DEVICES renumbers GPUs for torch and not for NVML.
+            uuid = torch.cuda.get_device_properties(device).uuid
+            self._sensors = _sensors(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+        except (self._nvml.NVMLError, AttributeError) as error:  # AttributeError: a GPU without uuid, not NVIDIA's
+            self.hint = f"GPU sensors: none, NVML does not know {device}: {error}; does nvidia-smi list it?"
+
+    def read(self) -> dict[str, float]:
+        """The readings of now, or of at most a second ago; {} without sensors."""
+        if self._sensors and monotonic() >= self._due:
+            self._last = self._read()
+            self._due = monotonic() + _INTERVAL
+        return dict(self._last)
+
+    def _read(self) -> dict[str, float]:
+        readings: dict[str, float] = {}
+        for sensor in list(self._sensors):
+            try:
+                readings |= sensor()
+            except self._nvml.NVMLError_NotSupported:  # by this card: fans and power of laptops, for one
+                self._sensors.remove(sensor)
+            except self._nvml.NVMLError as error:
+                _logger.warning("GPU sensors: %s; no more readings in this run, see nvidia-smi and dmesg", error)
+                self._sensors.clear()
+                return {}
+        return readings
+
+
+def _sensors(nvml: Any, gpu: Any) -> list[Callable[[], dict[str, float]]]:
+    """One function per question to NVML, so that a card may answer some of them only."""
+
+    def throttled() -> dict[str, float]:
+        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
+        heat = nvml.nvmlClocksThrottleReasonSwThermalSlowdown | nvml.nvmlClocksThrottleReasonHwThermalSlowdown
+        brake = nvml.nvmlClocksThrottleReasonHwSlowdown | nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
+        return {
+            "throttled_power": float(bool(reasons & nvml.nvmlClocksThrottleReasonSwPowerCap)),
+            "throttled_heat": float(bool(reasons & heat)),
+            "throttled_hardware": float(bool(reasons & brake)),
+        }
+
+    return [
+        lambda: {"utilisation": nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100},
+        lambda: {"memory": float(nvml.nvmlDeviceGetMemoryInfo(gpu).used)},
+        lambda: {"power": nvml.nvmlDeviceGetPowerUsage(gpu) / 1000},
+        lambda: {"temperature": float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))},
+        lambda: {"sm_clock": float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM))},
+        lambda: {"memory_clock": float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM))},
+        throttled,
+    ]

@@ -9,12 +9,12 @@
         phases = timer.end_step()
         phases.seconds()  # {"data": 0.002, "forward_backward": 0.271, "optimizer": 0.018}
 
-A mark closes the interval since the mark before it. So the parts of all laps add up to all of the time, and what
-happens after the last mark of a step belongs to the first part of the next.
+A mark closes the interval since the mark before it. So the phases of all steps add up to all of the time, and what
+happens after the last mark of a step belongs to the first phase of the next.
 
-On a GPU a mark is an event in the stream, and its time is when the GPU gets there: a part is what it holds the GPU up,
-and what the host does meanwhile costs nothing. Nobody waits for a mark; who asks for the seconds of a lap waits for its
-end, so a loop asks for those of the step before.
+On a GPU a mark is an event in the stream, and its time is when the GPU gets there: a phase is how long it keeps the
+GPU, and what the host does meanwhile costs nothing. Nobody waits for a mark; whoever asks for the seconds of a step
+waits for its end, so a loop asks for those of the step before.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class PhaseTimes:
     """The marks of one step."""
 
     def __init__(self, names: Sequence[str], instants: Sequence[Instant]) -> None:
-        """instants: one more than names; part i lies between instants i and i + 1."""
+        """instants: one more than names; phase i lies between instants i and i + 1."""
         self._names, self._instants = names, instants
 
     def seconds(self) -> dict[str, float]:
-        """Of each part, in the order of their first marks; marks of the same name add up. Waits for a GPU."""
-        parts: dict[str, float] = {}
+        """Seconds of each phase, in the order of first marks; marks of the same name add up. Waits for a GPU."""
+        phases: dict[str, float] = {}
         end = self._instants[-1]
         if not isinstance(end, float):
             end.synchronize()
         for name, before, after in zip(self._names, self._instants, self._instants[1:], strict=False):
-            parts[name] = parts.get(name, 0.0) + _between(before, after)
-        return parts
+            phases[name] = phases.get(name, 0.0) + _between(before, after)
+        return phases
 
 
 class StepTimer:
@@ -65,7 +65,7 @@ class StepTimer:
         return phases
 
     def split(self) -> dict[str, float]:
-        """The seconds of a lap at once, for code outside the loop: waits for a GPU."""
+        """The seconds of a step at once, for code outside the loop: waits for a GPU."""
         return self.end_step().seconds()
 
 

@@ -37,7 +37,7 @@ class WeightsAndBiases:
                 config=tomllib.loads(config_toml),
                 allow_val_change=True,  # a run may be resumed with changed settings
             )
-        except Exception as error:  # no key, no network, no such project: the user's to mend
+        except Exception as error:  # no key, no network, no such project: the user's to fix
             raise ValueError(
                 f"log.wandb is {project!r}, and could not start W&B: {error}; wandb login, or WANDB_MODE=offline and "
                 'wandb sync later, or set log.wandb to ""'

@@ -4,6 +4,6 @@ nothing. docs/monitor.md explains all of it.
 
 from fasttrain.monitor.mfu import MfuContext, MfuMonitor
 from fasttrain.monitor.monitor import Monitor
-from fasttrain.monitor.speed import SpeedMonitor
+from fasttrain.monitor.slowdown import SpeedMonitor
 
 __all__ = ["MfuContext", "MfuMonitor", "Monitor", "SpeedMonitor"]

@@ -1,7 +1,7 @@
 """Why is the MFU low? What the settings and the split of a step say, the largest loss first.
 
 Each cause comes with the share of the step that it takes and with the setting that changes it. Shares are measured
-where the stopwatch shows them. Otherwise they are rules of thumb, and say "estimate": good enough for an order, and
+where the step timer shows them. Otherwise they are rules of thumb, and say "estimate": good enough for an order, and
 for what to try first. What all causes together do not explain is said too.
 """
 
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from fasttrain import config
+from fasttrain.flops import HOST_SECONDS
 from fasttrain.metrics import StepRecord
 
 LOW = 0.3  # MFU below which an explanation is due
 
 _WORTH = 0.05  # share of a step from which a cause is worth telling
-# Rules of thumb. Seconds of the host for calling the ops of a block's forward pass, compiled and not:
-_LAUNCHING = {("cuda", True): 60e-6, ("cuda", False): 200e-6, ("cpu", True): 150e-6, ("cpu", False): 400e-6}
+# Rules of thumb
 _RECOMPUTED = {"none": 0.0, "selective": 0.05, "full": 0.25}  # share of a step: a second forward is 1 of 4 parts
 _IDEAL = 0.55  # MFU that a large, well-fed model reaches: what remains is not worth explaining
 
@@ -42,7 +42,7 @@ class MfuContext:
     settings: config.Config
     mfu: float = 0.0
     seconds: float = 0.0  # of a step
-    split: Mapping[str, float] = field(default_factory=dict)  # seconds by part
+    split: Mapping[str, float] = field(default_factory=dict)  # seconds by phase
     parameters: int  # of a block
     peak: float  # FLOP/s of a device
     device: str  # cpu or cuda
@@ -63,8 +63,8 @@ class MfuContext:
         """Of a rank's step."""
         return self.settings.batch.sequences // (self.settings.batch.micro * self.dp_size)
 
-    def share(self, *parts: str) -> float:
-        return sum(self.split.get(part, 0.0) for part in parts) / self.seconds
+    def share(self, *phases: str) -> float:
+        return sum(self.split.get(phase, 0.0) for phase in phases) / self.seconds
 
 
 class MfuMonitor:
@@ -85,13 +85,13 @@ class MfuMonitor:
         if len(self._mfus) < self.FIRST + self.STEPS:
             return []
         splits = self._splits[self.FIRST :]
-        parts = {part: median(step.get(part, 0.0) for step in splits) for part in splits[-1]}
+        phases = {phase: median(step.get(phase, 0.0) for step in splits) for phase in splits[-1]}
         seconds = median(sum(step.values()) for step in splits)
         usual = median(self._mfus[self.FIRST :])
         total = self._context.device_memory
         memory = record.memory / total if total else 0.0
         return explain(
-            replace(self._context, mfu=usual, seconds=seconds, split=parts, memory=memory, sensors=record.sensors)
+            replace(self._context, mfu=usual, seconds=seconds, split=phases, memory=memory, sensors=record.sensors)
         )
 
 
@@ -121,7 +121,7 @@ def _wait(context: MfuContext) -> Cause:
     return Cause(
         share=context.share("wait"),
         evidence="waiting for other ranks",
-        remedy="look for the slow rank in the incidents; a faster network; parallel.dp_replicate = number of nodes",
+        remedy="look for the slow rank in the events; a faster network; parallel.dp_replicate = number of nodes",
     )
 
 
@@ -138,15 +138,15 @@ def _optimizer(context: MfuContext) -> Cause | None:
 def _launches(context: MfuContext) -> Cause | None:
     """Small matrices: the device waits for the next kernel longer than it computes."""
     ideal = 2 * context.parameters * context.tokens / context.peak
-    launching = _LAUNCHING[context.device, context.compiled]
+    launching = HOST_SECONDS[context.device, context.compiled]
     share = max(launching - ideal, 0.0) / max(launching, ideal)
-    room = f", and {1 - context.memory:.0%} of the memory is free" if context.memory else ""
+    free = f", and {1 - context.memory:.0%} of the memory is free" if context.memory else ""
     compiling = "" if context.compiled else " and set parallel.compile to on"
     return Cause(
         share=share,
         evidence=(
             f"calling ops: a block's forward pass over {context.tokens:,} tokens is {ideal * 1e6:,.0f} us of work "
-            f"at hidden {context.settings.model.hidden}{room} (estimate)"
+            f"at hidden {context.settings.model.hidden}{free} (estimate)"
         ),
         remedy=f"raise batch.micro{compiling}",
     )
@@ -198,7 +198,7 @@ def _misaligned(context: MfuContext) -> Cause | None:
         return None
     return Cause(
         share=0.3,
-        evidence=f"{', '.join(odd)} are no multiples of 8, and matrix units take blocks of that (estimate)",
+        evidence=f"{', '.join(odd)} are no multiples of 8, and tensor cores take blocks of that (estimate)",
         remedy="choose multiples of 64",
     )
 

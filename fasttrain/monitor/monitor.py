@@ -14,7 +14,7 @@ from fasttrain.events import Anomaly, Event, EventKind
 from fasttrain.metrics import StepRecord
 from fasttrain.monitor.mfu import MfuMonitor
 from fasttrain.monitor.sanity import Blocks, Envelope, first_loss_suspicion, pretrained_loss_suspicion
-from fasttrain.monitor.speed import SpeedMonitor
+from fasttrain.monitor.slowdown import SpeedMonitor
 from fasttrain.monitor.spikes import SpikeDetector
 
 IN_A_ROW = 3  # losses that are not finite: one is a batch, whose update was skipped; three are the weights

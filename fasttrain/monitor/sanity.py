@@ -74,7 +74,7 @@ class Outside:
         )
 
     def evidence(self) -> dict[str, Any]:
-        """The evidence, for an incident."""
+        """The evidence, for an event."""
         return asdict(self)
 
 
@@ -127,7 +127,7 @@ class SickBlock:
         )
 
     def evidence(self) -> dict[str, Any]:
-        """The evidence, for an incident."""
+        """The evidence, for an event."""
         return {name: fact for name, fact in asdict(self).items() if name != "kind"}
 
 

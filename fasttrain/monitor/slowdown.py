@@ -1,30 +1,121 @@
-"""Slow-downs that last: which part of a step takes longer, and which rank the others wait for.
+"""Slow-downs that last: which phase of a step takes longer, and which rank the others wait for.
 
-Each rank keeps its split of the last 40 steps. Every 10 steps it sends the others one small vector, the medians of its
-parts; so all ranks hold the same table of (rank, part), and come to the same conclusion without another word:
+Each rank keeps the phases of its last 40 steps. Every 10 steps it sends the others one small vector, the medians of its
+phases; so all ranks hold the same table of (rank, phase), and come to the same conclusion without another word:
 
     usual      medians over the first steps of the run that are worth comparing with
-    excess     now - usual, of each rank and part
+    excess     now - usual, of each rank and phase
     slow       the excess of a whole step is 0.6 of the threshold or more. Half of the 40 steps have to be slow for
                that, and a regression of the whole threshold gets there within 45
 
 In a synchronous step all ranks take equally long: one works longer, the others wait for it. So the culprit is the rank
-with the largest excess beside waiting, if it is alone with it; and the part is its largest excess. If no rank works
+with the largest excess besides waiting, if it is alone with it; and the phase is its largest excess. If no rank works
 longer and all wait longer, the waiting itself is the cause: the network.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
+import torch
+import torch.distributed as dist
 
-from fasttrain.monitor.exchange import STEPS
+from fasttrain.monitor.window import Window
 
-WAIT = "wait"  # the part in which a rank waits for others
+STEPS = 40  # of the median that says whether steps are slow
+RECENT = 16  # and of those that say why: by the time that most of the 40 are slow, all of these are
+EVERY = 10  # steps between two exchanges
+
+
+class Medians:
+    """One rank's own figures: the phases of its last steps, and what its sensors say."""
+
+    def __init__(self, phases: Sequence[str], sensors: Sequence[str] = ()) -> None:
+        self._phases, self._sensors = tuple(phases), tuple(sensors)
+        self._steps: deque[list[float]] = deque(maxlen=STEPS)
+        self._readings: Mapping[str, float] = {}
+
+    def add(self, split: Mapping[str, float], readings: Mapping[str, float] | None = None) -> None:
+        """The seconds of a step by phase; phases that a step did not have took none."""
+        self._steps.append([split.get(phase, 0.0) for phase in self._phases])
+        self._readings = readings or {}
+
+    def vector(self) -> list[float]:
+        """To be exchanged: median and spread of whole steps; of recent ones the median, whole and by phase; sensors."""
+        table = np.array(self._steps)  # (steps, phases)
+        whole = table.sum(axis=1)
+        steps = Window(STEPS, whole.tolist())
+        recent = np.median(np.column_stack([whole, table])[-RECENT:], axis=0)
+        readings = [self._readings.get(name, math.nan) for name in self._sensors]
+        return [steps.median, steps.spread, *recent.tolist(), *readings]
+
+
+class Exchange:
+    """Vectors of all ranks, without waiting for them: sent after one step, read after the next.
+
+    group: gloo, and of this thread alone; a collective of another thread in it would meet these.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._work: dist.Work | None = None
+        self._rows: list[torch.Tensor] = []
+
+    def send(self, vector: Sequence[float]) -> None:
+        """On every rank, after the same step."""
+        mine = torch.tensor(vector, dtype=torch.float64)
+        self._rows = [torch.empty_like(mine) for _ in range(self._group.size())]
+        self._work = dist.all_gather(self._rows, mine, group=self._group, async_op=True)
+
+    def read(self) -> list[list[float]] | None:
+        """One row for each rank; None if nothing was sent since the last reading."""
+        if self._work is None:
+            return None
+        self._work.wait()
+        self._work = None
+        return [row.tolist() for row in self._rows]
+
+
+def probe(device: torch.device, rows: int = 512, repeats: int = 10) -> float:
+    """Seconds of a matmul on this rank alone, the mean of several. Waits for the device.
+
+    Ranks keep pace with the slowest wherever a phase of the step has collectives in it, and then all of them look slow.
+    Equal work that none shares with another tells them apart. The fastest matmul would not: a rank that gets its
+    processor for 5 ms in 50 does one of 3 ms at full speed.
+    """
+    a = torch.ones(rows, rows, device=device)
+    times = [_matmul_seconds(a) for _ in range(repeats + 1)]
+    return sum(times[1:]) / repeats  # the first one warms up
+
+
+def slowest(seconds: Sequence[float], margin: float = 0.15) -> int | None:
+    """The rank that took longer for equal work than the others did, by `margin` or more; None: no one."""
+    rank = max(range(len(seconds)), key=lambda r: seconds[r])
+    others = [s for r, s in enumerate(seconds) if r != rank]
+    return rank if others and seconds[rank] >= (1 + margin) * median(others) else None
+
+
+def _matmul_seconds(a: torch.Tensor) -> float:
+    _finish(a.device)
+    start = perf_counter()
+    torch.mm(a, a)
+    _finish(a.device)
+    return perf_counter() - start
+
+
+def _finish(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+
+
+WAIT = "wait"  # the phase in which a rank waits for others
 
 _BASE = 160  # steps of the baseline
 _SETTLING = 20  # steps before it, of a process: compilation, caches, clocks
@@ -41,10 +132,10 @@ class Slowdown:
     kind: Literal["slow", "over"]
     seconds: float  # of a step now
     usual: float  # of a step before
-    part: str = ""  # that takes longer
+    phase: str = ""  # that takes longer
     rank: int | None = None  # that causes it; None: all alike
-    part_seconds: float = math.nan  # of that part there
-    part_usual: float = math.nan
+    phase_seconds: float = math.nan  # of that phase there
+    phase_usual: float = math.nan
     sensors: dict[str, tuple[float, float]] | None = None  # of that rank: usual and now
 
     def __str__(self) -> str:
@@ -54,22 +145,22 @@ class Slowdown:
         where = "all ranks" if self.rank is None else f"rank {self.rank}"
         readings = "".join(f"; {name} {a:.4g} -> {b:.4g}" for name, (a, b) in (self.sensors or {}).items())
         return (
-            f"steps take {self.seconds / self.usual - 1:.0%} longer ({change}): {self.part} of {where}, "
-            f"{self.part_usual * 1e3:.4g} -> {self.part_seconds * 1e3:.4g} ms{readings}"
+            f"steps take {self.seconds / self.usual - 1:.0%} longer ({change}): {self.phase} of {where}, "
+            f"{self.phase_usual * 1e3:.4g} -> {self.phase_seconds * 1e3:.4g} ms{readings}"
         )
 
     def evidence(self) -> dict[str, Any]:
-        """The evidence, for an incident."""
+        """The evidence, for an event."""
         return {name: fact for name, fact in asdict(self).items() if name != "kind"}
 
 
 class SlowdownDetector:
     """Compares the table of all ranks with the run's own past. Of a process: another one may be on other machines."""
 
-    def __init__(self, parts: Sequence[str], sensors: Sequence[str] = (), *, threshold: float = 0.2) -> None:
+    def __init__(self, phases: Sequence[str], sensors: Sequence[str] = (), *, threshold: float = 0.2) -> None:
         if threshold <= 0:
             raise ValueError(f"slowdown: threshold ({threshold}) must be above 0, as 0.2 for 20%")
-        self._parts, self._sensors, self._threshold = tuple(parts), tuple(sensors), threshold
+        self._phases, self._sensors, self._threshold = tuple(phases), tuple(sensors), threshold
         self._past: list[np.ndarray] = []
         self._reported = 0.0  # excess of a step, as a share; 0: none
 
@@ -101,30 +192,72 @@ class SlowdownDetector:
 
     def _explain(self, table: np.ndarray, usual: np.ndarray) -> Slowdown:
         before, now = (float(np.median(figures[:, 2])) for figures in (usual, table))
-        parts = slice(3, 3 + len(self._parts))
-        rank, part = self._cause(table[:, parts] - usual[:, parts], now - before)
+        phases = slice(3, 3 + len(self._phases))
+        rank, phase = self._cause(table[:, phases] - usual[:, phases], now - before)
         ranks = slice(None) if rank is None else slice(rank, rank + 1)
         was, then = np.median(usual[ranks], axis=0), np.median(table[ranks], axis=0)
-        readings = {name: (float(was[n]), float(then[n])) for n, name in enumerate(self._sensors, parts.stop)}
+        readings = {name: (float(was[n]), float(then[n])) for n, name in enumerate(self._sensors, phases.stop)}
         return Slowdown(
             kind="slow",
             seconds=now,
             usual=before,
-            part=self._parts[part],
+            phase=self._phases[phase],
             rank=rank,
-            part_seconds=float(then[parts][part]),
-            part_usual=float(was[parts][part]),
+            phase_seconds=float(then[phases][phase]),
+            phase_usual=float(was[phases][phase]),
             sensors={name: both for name, both in readings.items() if not math.isnan(sum(both))},
         )
 
-    def _cause(self, excess: np.ndarray, whole: float) -> tuple[int | None, int]:  # (ranks, parts), of a whole step
-        """The rank, or None for all alike, and the number of the part."""
-        working = [number for number, part in enumerate(self._parts) if part != WAIT]
+    def _cause(self, excess: np.ndarray, whole: float) -> tuple[int | None, int]:  # (ranks, phases), of a whole step
+        """The rank, or None for all alike, and the number of the phase."""
+        working = [number for number, phase in enumerate(self._phases) if phase != WAIT]
         own = excess[:, working].sum(axis=1)
         leader = int(own.argmax())
-        if own[leader] < _ALONE * whole and WAIT in self._parts:
-            return None, self._parts.index(WAIT)
+        if own[leader] < _ALONE * whole and WAIT in self._phases:
+            return None, self._phases.index(WAIT)
         others = np.delete(own, leader)
         if not len(others) or float(np.median(others)) <= _ALONE * own[leader]:
-            return leader, max(working, key=lambda part: excess[leader, part])
-        return None, max(working, key=lambda part: float(np.median(excess[:, part])))
+            return leader, max(working, key=lambda phase: excess[leader, phase])
+        return None, max(working, key=lambda phase: float(np.median(excess[:, phase])))
+
+
+PHASES = ("data", "wait", "forward", "backward", "optimizer", "record", "checkpoint")  # that may become slow
+SENSORS = ("sm_clock", "temperature", "power", "throttled_power", "throttled_heat", "throttled_hardware")
+SHARED = ("forward", "backward", "optimizer")  # phases with collectives in them, where ranks keep pace with the slowest
+
+
+class SpeedMonitor:
+    """observe() every step, on all ranks; nobody waits, but for a moment when steps have become slow."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,  # gloo, and nobody else's
+        device: torch.device,
+        *,
+        threshold: float,  # 0.2 for 20%; 0: nothing is judged
+    ) -> None:
+        self._group, self._device = group, device
+        self._steps = 0
+        self._medians, self._exchange = Medians(PHASES, SENSORS), Exchange(group)
+        self._detector = SlowdownDetector(PHASES, SENSORS, threshold=threshold) if threshold else None
+
+    def observe(self, split: Mapping[str, float], readings: Mapping[str, float]) -> Slowdown | None:
+        """What is new, given this rank's seconds of a step by phase, and what its sensors say."""
+        if self._detector is None:
+            return None
+        self._steps += 1
+        rows = self._exchange.read()
+        news = None if rows is None else self._detector.observe(rows, self._steps - 1)
+        self._medians.add(split, readings)
+        if self._steps % EVERY == 0:
+            self._exchange.send(self._medians.vector())
+        if news and news.kind == "slow" and news.rank is None and news.phase in SHARED:
+            return replace(news, rank=self._slow_rank())
+        return news
+
+    def _slow_rank(self) -> int | None:
+        """Equal work, alone: who takes longer?"""
+        mine = torch.tensor([probe(self._device)], dtype=torch.float64)
+        times = [torch.empty_like(mine) for _ in range(self._group.size())]
+        dist.all_gather(times, mine, group=self._group)
+        return slowest([float(time) for time in times])

@@ -6,24 +6,24 @@ for step in ...:
     set_learning_rate(optimizer, optim, step, steps)
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
-    norm = clip(model.parameters(), optim.clip)         # or gradient_norms and scale_gradients, for norms by part
+    norm = clip(model.parameters(), optim.clip)         # or gradient_norms and scale_gradients, for norms by group
     skip_unless_finite(optimizer, norm)            # not with fp16: its scaler does
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
 """
 
-from fasttrain.optim.gradients import gradient_norms
 from fasttrain.optim.muon import Muon, orthogonalise
 from fasttrain.optim.optimizer import (
     clip,
+    gradient_norms,
+    learning_rate,
     make_optimizer,
     make_scaler,
     scale_gradients,
     set_learning_rate,
     skip_unless_finite,
 )
-from fasttrain.optim.schedule import learning_rate
 
 __all__ = [
     "Muon",

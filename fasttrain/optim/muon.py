@@ -13,7 +13,7 @@ This is the arithmetic of torch.optim.Muon, which as it stands
 Here a sharded matrix travels twice. Matrices are taken in rounds of one for each rank, alike in size: one all-to-all
 brings every rank the whole of its matrix, a second one brings every shard its part of the update, and both travel
 while another round is being worked on. With P elements in matrices over W ranks, a rank sends 2 * P / W elements and
-does 1 / W of the work in a step. The replicas of HSDP do the same work as each other.
+does 1 / W of the work in a step. The groups of HSDP do the same work as each other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Adjust = Literal["original", "match_rms_adamw"]
 def orthogonalise(matrix: Tensor, *, scale: float = 1.0) -> Tensor:  # (M, N) -> (M, N)
     """About scale * U @ V.T of matrix = U @ S @ V.T, by Newton-Schulz iterations in the matrix's dtype."""
     a, b, c = COEFFICIENTS
-    x = matrix.mT if matrix.size(0) > matrix.size(1) else matrix  # the product below is as small as it can be
+    x = matrix.mT if matrix.size(0) > matrix.size(1) else matrix  # the matmul below is as small as it can be
     x = x / x.norm().clamp(min=EPS)  # the Frobenius norm bounds the largest singular value
     for iteration in range(ITERATIONS):
         gram = x @ x.mT

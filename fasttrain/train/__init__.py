@@ -40,8 +40,9 @@ def run(settings: Config) -> int:
     from fasttrain.fs import exclusive_lock
     from fasttrain.metrics import RunLogger
     from fasttrain.rundir import RunDir
-    from fasttrain.tools.report import ReportRefresher
+    from fasttrain.tools.report.page import ReportRefresher
     from fasttrain.tools.validation import validation_sets
+    from fasttrain.train.control import stop_signals
     from fasttrain.train.loop import train
     from fasttrain.train.messages import at_start
     from fasttrain.train.results import Results
@@ -60,12 +61,13 @@ def run(settings: Config) -> int:
             step, tokens = state.progress.step, state.progress.tokens
             logger = RunLogger(settings, step=step, tokens=tokens, is_main=runtime.is_main, refresh_report=refresh)
         stack.callback(logger.abandon)
+        signals = stack.enter_context(stop_signals())
         if runtime.is_main:
             rundir.config.write_text(to_toml(settings))
         state.record_segment()
         logger.write(at_start(state, report))
         try:
-            return train(state, sets, Results(state, peak=report.peak), logger)
+            return train(state, sets, Results(state, peak=report.peak), logger, signals)
         except RankFailure as failure:
             evidence = dict(error=str(failure.__cause__))
             event = Event(

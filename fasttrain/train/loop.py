@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 
 from fasttrain.checkpoint import Checkpoints
@@ -10,7 +10,7 @@ from fasttrain.data import Prefetcher
 from fasttrain.metrics import News, Note, RunLogger, StepRecord, StepTimer
 from fasttrain.tools.profiling import Profiler
 from fasttrain.tools.validation import ValidationSet
-from fasttrain.train.control import Control, Decision, stop_signals
+from fasttrain.train.control import Control, Decision
 from fasttrain.train.messages import at_end
 from fasttrain.train.results import Results
 from fasttrain.train.rollback import handle_anomaly
@@ -19,7 +19,13 @@ from fasttrain.train.step import train_step
 from fasttrain.train.validate import validate
 
 
-def train(state: TrainState, validation: dict[str, ValidationSet], results: Results, logger: RunLogger) -> int:
+def train(
+    state: TrainState,
+    validation: dict[str, ValidationSet],
+    results: Results,
+    logger: RunLogger,
+    signals: Sequence[int],  # received, and still to come
+) -> int:
     """All steps that are left; the exit code. The logger is entered once a step, with the news of that step."""
     settings, runtime, timer = state.settings, state.runtime, StepTimer(state.runtime.device)
     profiler = Profiler(
@@ -29,7 +35,6 @@ def train(state: TrainState, validation: dict[str, ValidationSet], results: Resu
     with (
         Prefetcher(state.micro_batches, ahead=settings.data.prefetch, stop=settings.batch.steps) as loader,
         closing(Checkpoints(state.rundir.checkpoints, settings.checkpoint, group=runtime.checkpoint_group)) as saver,
-        stop_signals() as signals,
         profiler,
         runtime.hang_detector.naming_failed_ranks(),  # innermost: closing what is above may itself hang then
     ):

@@ -17,7 +17,7 @@ from fasttrain.checkpoint.resume import (
 )
 from fasttrain.config import Config
 from fasttrain.data import TrainingData, training_data
-from fasttrain.data.lint.gate import suspicions
+from fasttrain.data.lint.checks import suspicions
 from fasttrain.data.locate import documents_of
 from fasttrain.distributed.parallelize import parallelize, should_compile
 from fasttrain.distributed.runtime import Runtime

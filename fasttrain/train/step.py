@@ -91,7 +91,7 @@ def train_step(
         timer.mark("backward")
         loss += mean.detach()
     scaler.unscale_(optimizer)
-    norms = gradient_norms(model.parts())
+    norms = gradient_norms(model.norm_groups())
     norm = scale_gradients(model.parameters(), norms, settings.optim.clip)
     if not scaler.is_enabled():
         skip_unless_finite(optimizer, norm)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fasttrain import cli
-from fasttrain.train.loop import main as train
+from fasttrain.train import main as train
 from tests.docs.pages import blocks
 from tests.fasttrain.data.lint.test_gate import doubled
 from tests.fasttrain.train.test_rollback import RUN as SPIKED

@@ -22,7 +22,7 @@ from unittest.mock import patch
 from fasttrain.cli import COMMANDS
 from fasttrain.cli.parse import load
 from fasttrain.recipes import RECIPES
-from fasttrain.train.loop import main as train
+from fasttrain.train import main as train
 from tests.runs import SMALL
 
 # Placeholders, and figures of runs that are longer than those of a test
@@ -81,7 +81,7 @@ def _program(words: Sequence[str], *, whole: bool) -> Callable[[], int]:
             remove(arguments[arguments.index("--out") + 1])
         if name == "verify-resume":
             arguments = shortened(arguments)
-        return lambda: importlib.import_module(COMMANDS[name].module).main(arguments)
+        return lambda: getattr(importlib.import_module(COMMANDS[name].module), COMMANDS[name].function)(arguments)
     assert words[:2] == ["python", "-m"], words
     return lambda: _module(words[2], words[3:])
 
@@ -135,7 +135,9 @@ def parse(words: Sequence[str]) -> None:
         if words[0] != "fasttrain":
             return 0 if importlib.util.find_spec(words[2]) else 2
         name, arguments = _command(words[1:])
-        parser: argparse.ArgumentParser = importlib.import_module(COMMANDS[name].module)._parser()
+        function = COMMANDS[name].function
+        make = "_parser" if function == "main" else f"_{function.removesuffix('_command')}_parser"
+        parser: argparse.ArgumentParser = getattr(importlib.import_module(COMMANDS[name].module), make)()
         _, rest = parser.parse_known_args(arguments)
         assert not rest or name in PARSED, f"fasttrain {name} does not know {rest}"
         load(rest, RECIPES)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fasttrain import config
 from fasttrain.flops import num_parameters
 from fasttrain.recipes import RECIPES
-from fasttrain.tools.plan.data import vocab_of
+from fasttrain.tools.plan.sizes import vocab_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "config.md"

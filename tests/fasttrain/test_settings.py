@@ -149,7 +149,7 @@ def observed(out: Path, settings: dict[str, Any], capsys: pytest.CaptureFixture[
         "samples": [line["text"] for line in read_events(out) if line["kind"] == "sample"],
         "metrics": [[line[key] for key in figures] for line in read_metrics(out)],
         "validations": validations,
-        "checkpoints": [(c.step, c.bytes, len(c.facts)) for c in list_checkpoints(out / "checkpoints")],
+        "checkpoints": [(c.step, c.bytes, len(c.metadata)) for c in list_checkpoints(out / "checkpoints")],
         "files": sorted(path.name for path in out.iterdir()) if out.exists() else [],
         "seen": seen.facts,
     }

@@ -7,9 +7,10 @@ import os
 import signal
 import sys
 
-from fasttrain import train
+from fasttrain.train import main
+from fasttrain.train import step as step_module
 
-seed_step = train.seed_step
+seed_step = step_module.seed_step
 
 
 def come_to_harm(seed: int, step: int, rank: int) -> None:
@@ -19,5 +20,5 @@ def come_to_harm(seed: int, step: int, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    train.seed_step = come_to_harm
-    sys.exit(train.main())
+    step_module.seed_step = come_to_harm
+    sys.exit(main())

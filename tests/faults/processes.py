@@ -43,7 +43,7 @@ class Training:
             master = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(world))
             ranks = [master | dict(RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(world)]
         context = mp.get_context("forkserver")
-        context.set_forkserver_preload([__name__, "fasttrain.train", "torch._dynamo"])
+        context.set_forkserver_preload([__name__, "fasttrain.train.loop", "torch._dynamo"])
         argv = command(run, *options) if argv is None else argv
         self.ranks = [
             context.Process(target=_train, args=(argv, self._output, fault, environment), daemon=True)

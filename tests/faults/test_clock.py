@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 
-import fasttrain.train.loop
+import fasttrain.train.step
 from fasttrain.checkpoint import list_checkpoints
 from fasttrain.metrics import read_validations
 from tests.faults.conftest import Row
@@ -24,7 +24,7 @@ OPTIONS = [
 
 def clock(days: float, from_step: int) -> ExitStack:
     """The clock is some days behind, from a step on."""
-    now, seed, late = time.time, fasttrain.train.loop.seed_step, [0.0]
+    now, seed, late = time.time, fasttrain.train.step.seed_step, [0.0]
 
     def seed_step(_: int, step: int, rank: int) -> None:
         if step == from_step:
@@ -32,7 +32,7 @@ def clock(days: float, from_step: int) -> ExitStack:
         seed(_, step, rank)
 
     stack = ExitStack()
-    stack.enter_context(patch.object(fasttrain.train.loop, "seed_step", seed_step))
+    stack.enter_context(patch.object(fasttrain.train.step, "seed_step", seed_step))
     stack.enter_context(patch.object(time, "time", lambda: now() - late[0]))
     return stack
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are no longer what was written: named, never loaded, and the newest sound one is used."""
+"""Checkpoints that are no longer what was written: named, never loaded, and the newest valid one is used."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ def missing(path: Path) -> None:
 
 DAMAGES = [
     ("__0_0.distcp", truncated, "is truncated: it has"),
-    ("__0_0.distcp", flipped, "is damaged: its sha256 is"),
+    ("__0_0.distcp", flipped, "is corrupt: its sha256 is"),
     ("__0_0.distcp", missing, "is missing"),
     (".metadata", truncated, "is truncated: it has"),
-    (".metadata", flipped, "is damaged: its sha256 is"),
+    (".metadata", flipped, "is corrupt: its sha256 is"),
     (".metadata", missing, "is missing"),
-    ("checkpoint.json", truncated, "is damaged"),
-    ("checkpoint.json", flipped, "is damaged"),
-    ("checkpoint.json", emptied, "is damaged"),
+    ("checkpoint.json", truncated, "is corrupt"),
+    ("checkpoint.json", flipped, "is corrupt"),
+    ("checkpoint.json", emptied, "is corrupt"),
     ("checkpoint.json", missing, "has no checkpoint.json"),
 ]
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+def test_a_corrupt_checkpoint_is_named_and_the_one_before_is_used(
     tmp_path: Path, whole: Path, capfd: pytest.CaptureFixture[str], row: Row
 ) -> None:
     for name, damage, said in DAMAGES:
@@ -68,11 +68,11 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
         shutil.copytree(whole, run)
         damage(run / "checkpoints" / "step-00000006" / name)
         assert main(command(run, *OPTIONS)) == 0
-        (damaged,) = incidents(run, "corrupt checkpoint")
-        assert "step-00000006" in damaged["text"]
-        assert name in damaged["text"]
-        assert said in damaged["text"]
-        assert damaged["text"] in " ".join(capfd.readouterr().out.split())
+        (corrupt,) = incidents(run, "corrupt checkpoint")
+        assert "step-00000006" in corrupt["text"]
+        assert name in corrupt["text"]
+        assert said in corrupt["text"]
+        assert corrupt["text"] in " ".join(capfd.readouterr().out.split())
         (resumed,) = incidents(run, "resume")
         assert "step-00000004" in resumed["text"]
         assert_same(run, whole)
@@ -80,19 +80,19 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
         "a checkpoint file is truncated, bit-flipped or missing",
         happened=f"{len(DAMAGES)} damages, of every kind of file; the next start used the checkpoint before",
         lost="1 checkpoint interval, trained again with bitwise the same result",
-        reported="incident `damaged checkpoint`: the file and what is wrong with it; `resume` names the one used",
+        reported="event `corrupt checkpoint`: the file and what is wrong with it; `resume` names the one used",
     )
 
 
-def test_two_damaged_checkpoints_are_both_named(tmp_path: Path, whole: Path) -> None:
+def test_two_corrupt_checkpoints_are_both_named(tmp_path: Path, whole: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     flipped(run / "checkpoints" / "step-00000006" / "__0_0.distcp")
     truncated(run / "checkpoints" / "step-00000004" / "checkpoint.json")
     assert main(command(run, *OPTIONS)) == 0
     first, second = (incident["text"] for incident in incidents(run, "corrupt checkpoint"))
-    assert "step-00000006/__0_0.distcp is damaged" in first
-    assert "step-00000004/checkpoint.json is damaged" in second
+    assert "step-00000006/__0_0.distcp is corrupt" in first
+    assert "step-00000004/checkpoint.json is corrupt" in second
     assert "step-00000002" in incidents(run, "resume")[0]["text"]
     assert_same(run, whole)
 
@@ -106,7 +106,7 @@ def test_without_a_sound_checkpoint_nothing_starts_and_nothing_is_deleted(
     for file in run.glob(f"checkpoints/*/{name}"):
         emptied(file)
     before = sorted(run.rglob("*"))
-    for resume, message in (("auto", "is sound ("), ("never", "holds a run")):
+    for resume, message in (("auto", "is valid ("), ("never", "holds a run")):
         with pytest.raises(SystemExit) as exit:
             main(command(run, *OPTIONS, "--resume", resume))
         assert exit.value.code == 2
@@ -116,10 +116,10 @@ def test_without_a_sound_checkpoint_nothing_starts_and_nothing_is_deleted(
         assert sorted(run.rglob("*")) == before
     if name == "checkpoint.json":
         row(
-            "every checkpoint is damaged",
+            "every checkpoint is corrupt",
             happened="the run does not start, and does not begin anew over what is left",
             lost="nothing more",
-            reported="every damaged file; exit code 2",
+            reported="every corrupt file; exit code 2",
         )
 
 

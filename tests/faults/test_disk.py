@@ -1,4 +1,4 @@
-"""Disks that are full, fail, or become read-only. A failed save is told, tried again, and never costs an older one."""
+"""Disks that are full, fail, or become read-only. A failed save is told, retried, and never costs an older one."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def assert_same(run: Path, whole: Path) -> None:
     torch.testing.assert_close(weights(run), weights(whole), rtol=0, atol=0)
 
 
-def assert_sound(run: Path) -> list[int]:
+def assert_valid(run: Path) -> list[int]:
     """The steps of all checkpoints, each read whole; nothing half written lies beside them."""
     checkpoints = list_checkpoints(run / "checkpoints")
     for checkpoint in checkpoints:
@@ -82,7 +82,7 @@ def fill(directory: Path, left: int) -> None:
 
 
 def impatient() -> None:
-    """A run that is held tries again soon."""
+    """A paused run retries soon."""
     fasttrain.train.control.PAUSE = fasttrain.train.control.LONGEST_PAUSE = 0.3
 
 
@@ -128,7 +128,7 @@ def test_a_disk_that_fills_up_during_a_save(
     with disk_of(tmp_path / "run") as (run, _):
         with Training(run, *options, fault=filled_while_writing) as training:
             (pause,) = training.until(lambda: incidents(run, "pause"))
-            assert assert_sound(run) == [EVERY]
+            assert assert_valid(run) == [EVERY]
             done = last_step(run)
             (run / "checkpoints" / "filler").unlink()
             assert training.ends() == 0
@@ -140,14 +140,14 @@ def test_a_disk_that_fills_up_during_a_save(
         (over,) = incidents(run, "pause over")
         assert over["step"] == pause["step"]
         unsaved = max(curve(read_metrics(run), "unsaved_steps"))
-        assert assert_sound(run)[-1] == STEPS
+        assert assert_valid(run)[-1] == STEPS
         assert_same(run, whole_on(1))
     row(
         f"the disk fills up during a save{'' if background else ' that training waits for'}",
         happened=f"the save of step {BAD} failed, {len(failed)} in all, and the run was held after step {done}; with "
         "room again it went on, bitwise",
         lost="nothing; the older checkpoint stayed",
-        reported="incidents `failed save`, `pause`, `pause over`; a warning at each step; `unsaved_steps` rose to "
+        reported="events `failed save`, `pause`, `pause over`; a warning at each step; `unsaved_steps` rose to "
         f"{unsaved:.0f}",
     )
 
@@ -161,7 +161,7 @@ def test_a_full_disk_may_end_the_run_instead(tmp_path: Path, whole_on: Callable[
             said = training.output()
         assert "No space left on device" in " ".join(said.split())  # lines are as long as a terminal's
         (end,) = incidents(run, "not saved")
-        assert assert_sound(run) == [EVERY]
+        assert assert_valid(run) == [EVERY]
         (run / "checkpoints" / "filler").unlink()
         finished(run, *OPTIONS)
         assert_same(run, whole_on(1))
@@ -169,7 +169,7 @@ def test_a_full_disk_may_end_the_run_instead(tmp_path: Path, whole_on: Callable[
         "the same, with checkpoint.on_save_failure = stop",
         happened=f"the run ended after step {end['step']}; with room again the same command went on, bitwise",
         lost=f"{end['step'] - EVERY} steps, at a checkpoint every {EVERY}; the older checkpoint stayed",
-        reported=f"incidents `failed save` and `unsaved`; exit code {ExitCode.NOT_SAVED}",
+        reported=f"events `failed save` and `not saved`; exit code {ExitCode.NOT_SAVED}",
     )
 
 
@@ -178,14 +178,14 @@ def test_old_checkpoints_make_room_for_new_ones(tmp_path: Path, whole_on: Callab
         finished(run, *OPTIONS, fault=partial(filled_before_saving, 16))
         pruned = incidents(run, "pruned")
         assert "step-00000008" in pruned[0]["text"]
-        assert assert_sound(run)[-1] == STEPS
+        assert assert_valid(run)[-1] == STEPS
         assert not incidents(run, "failed save")
         assert_same(run, whole_on(1))
     row(
-        "no room before a save, but for an old checkpoint that would go after it",
+        "no disk space before a save, but for an old checkpoint that would go after it",
         happened="it went first; the save succeeded",
         lost="nothing",
-        reported=f"incident `pruned` ({len(pruned)})",
+        reported=f"event `pruned` ({len(pruned)})",
     )
 
 
@@ -215,7 +215,7 @@ def test_an_error_of_the_disk_on_one_rank_fails_the_save_on_all(
     (failed,) = incidents(run, "failed save")
     assert "rank 1: OSError: [Errno 5] Input/output error" in failed["text"]
     assert failed["text"] in " ".join(said.split())
-    assert assert_sound(run)[-1] == STEPS
+    assert assert_valid(run)[-1] == STEPS
     assert_same(run, whole_on(2))
     saved = next(line["step"] for line in read_metrics(run) if line["unsaved_steps"] < line["step"])
     row(
@@ -223,7 +223,7 @@ def test_an_error_of_the_disk_on_one_rank_fails_the_save_on_all(
         happened=f"the save of step {failed['step']} failed on both; another one was there by step {saved}; bitwise "
         "the same result",
         lost="nothing",
-        reported=f"incident `failed save`: {failed['text'].partition(': ')[2]}",
+        reported=f"event `failed save`: {failed['text'].partition(': ')[2]}",
     )
 
 
@@ -235,9 +235,9 @@ def test_a_directory_that_becomes_read_only(tmp_path: Path, whole_on: Callable[[
             training.until(lambda: list_checkpoints(run / "checkpoints"))
             # While a file is open for writing, it is busy.
             training.until(lambda: "failed" not in shell.run(f"mount -o remount,ro '{place}'"))
-            before = assert_sound(run)
+            before = assert_valid(run)
             (pause,) = training.until(lambda: incidents(run, "pause"))
-            assert assert_sound(run) == before
+            assert assert_valid(run) == before
             done = last_step(run)
             shell.must(f"mount -o remount,rw '{place}'")
             training.until(lambda: incidents(run, "pause over"))
@@ -246,13 +246,13 @@ def test_a_directory_that_becomes_read_only(tmp_path: Path, whole_on: Callable[[
             assert training.ends() == 128 + signal.SIGTERM
         failed = incidents(run, "failed save")
         assert "Read-only file system" in failed[0]["text"]
-        assert assert_sound(run)[-1] == last_step(run)
+        assert assert_valid(run)[-1] == last_step(run)
     row(
         "the directory becomes read-only",
         happened=f"{len(failed)} saves failed, and the run was held after step {pause['step']}; writable again, it "
         "went on",
         lost="nothing; the older checkpoints stayed",
-        reported="incidents `failed save`, `pause`, `pause over`",
+        reported="events `failed save`, `pause`, `pause over`",
     )
 
 
@@ -265,12 +265,12 @@ def test_a_signal_while_the_run_is_held(tmp_path: Path, whole_on: Callable[[int]
         said = training.output()
     (end,) = incidents(run, "not saved")
     assert end["text"] in " ".join(said.split())
-    assert assert_sound(run) == []
+    assert assert_valid(run) == []
     finished(run, *OPTIONS)
     assert_same(run, whole_on(1))
     row(
         "SIGTERM while paused",
         happened=f"ended after step {end['step']}, none of which could be saved",
         lost=f"{end['step']} steps: all since the last checkpoint",
-        reported=f"incident `unsaved`; exit code {ExitCode.NOT_SAVED}",
+        reported=f"event `not saved`; exit code {ExitCode.NOT_SAVED}",
     )

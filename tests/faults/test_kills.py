@@ -89,10 +89,10 @@ def test_fifty_kills_lose_nothing_but_time(tmp_path: Path, row: Row) -> None:
     resumed = len(incidents(run, "resume"))
     row(
         "SIGKILL at random moments",
-        happened=f"{KILLS} kills of one run, {in_a_save} of them in a save; every checkpoint sound after each; losses, "
+        happened=f"{KILLS} kills of one run, {in_a_save} of them in a save; every checkpoint valid after each; losses, "
         "gradient norms and all tensors at the end are bitwise those of a run without kills",
         lost=f"at most {max(lost)} steps at once, {sum(lost) / KILLS:.1f} on average, at a checkpoint every {EVERY}",
-        reported=f"{resumed} incidents `resume`, with the checkpoint",
+        reported=f"{resumed} events `resume`, with the checkpoint",
     )
 
 

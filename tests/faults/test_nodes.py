@@ -95,5 +95,5 @@ def test_a_cut_link_ends_both_nodes(tmp_path: Path, row: Row) -> None:
         "the link between two nodes is cut",
         happened=f"their ranks ended {seconds[0]:.1f} and {seconds[1]:.1f} s later (parallel.timeout {TIMEOUT})",
         lost=f"{done - saved[-1].step} steps, at a checkpoint every 4",
-        reported=f"incident `lost rank`: {lost['text']}",
+        reported=f"event `rank failure`: {lost['text']}",
     )

@@ -27,7 +27,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_of_two_never_reaches_the_weights(
     run_ranks(train_with_nan, 2, tmp_path, [12], 2)
     (incident,) = incidents(tmp_path, "not finite")
     assert incident["step"] == 13
-    assert "the update of this step was left out" in incident["text"]
+    assert "skipped this optimizer update" in incident["text"]
     losses = curve(read_metrics(tmp_path))
     assert math.isnan(losses[12])
     assert len(losses) == 30
@@ -35,9 +35,9 @@ def test_a_loss_that_is_not_finite_on_one_rank_of_two_never_reaches_the_weights(
     assert all(bool(torch.isfinite(tensor).all()) for tensor in weights(tmp_path).values())
     row(
         "the loss of one rank of two is NaN",
-        happened="in one step; every rank left out its update, and went on with finite weights",
+        happened="in one step; every rank skipped its update, and continued with finite weights",
         lost="the update of that step",
-        reported=f"incident `not finite`, step {incident['step']}",
+        reported=f"event `not finite`, step {incident['step']}",
     )
 
 
@@ -60,5 +60,5 @@ def test_a_poisoned_stretch_of_data_is_left_out(tmp_path: Path, row: Row) -> Non
         happened=f"found {spike['step'] - 71} steps after the first of them; back to the last good checkpoint and past "
         f"{skips[0].steps} batches; from there bitwise a run that never had them",
         lost=f"{spike['step'] + 1 - 60} steps, at a checkpoint every 20",
-        reported="incidents `spike` and `rollback`: bad data, the step, and the documents",
+        reported="events `spike` and `rollback`: bad data, the step, and the documents",
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import fasttrain.train.loop
+import fasttrain.train.step
 from fasttrain.checkpoint import list_checkpoints
 from fasttrain.events import ExitCode
 from fasttrain.metrics import read_metrics
@@ -59,13 +59,13 @@ def test_torchrun_starts_a_run_again_when_a_rank_dies(tmp_path: Path, whole: Pat
         happened=f"all ranks started again by themselves; the first step was {again:.1f} s after the last one before; "
         "bitwise the same result",
         lost=f"{7 - resumed['step']} steps, at a checkpoint every 2",
-        reported="incident `resume`; torchrun's exit code is 0",
+        reported="event `resume`; torchrun's exit code is 0",
     )
 
 
 def hangs_once(marker: Path) -> None:
     """A fault: rank 1 hangs in Python, before step 8."""
-    seed_step = fasttrain.train.loop.seed_step
+    seed_step = fasttrain.train.step.seed_step
 
     def hang(seed: int, step: int, rank: int) -> None:
         if (rank, step) == (1, 7):
@@ -73,7 +73,7 @@ def hangs_once(marker: Path) -> None:
             time.sleep(600)
         seed_step(seed, step, rank)
 
-    fasttrain.train.loop.seed_step = hang
+    fasttrain.train.step.seed_step = hang
 
 
 def test_a_rank_that_hangs_ends_the_others_and_is_named(tmp_path: Path, whole: Path, row: Row) -> None:
@@ -98,7 +98,7 @@ def test_a_rank_that_hangs_ends_the_others_and_is_named(tmp_path: Path, whole: P
         happened=f"both had ended {seconds:.1f} s later (parallel.timeout {TIMEOUT}); the same command went on, "
         "bitwise",
         lost=f"{7 - saved} steps, at a checkpoint every 2",
-        reported=f"incident `lost rank`: rank 1 hangs in hang (file:line); exit code {ExitCode.RANK_FAILURE}",
+        reported=f"event `rank failure`: rank 1 hangs in hang (file:line); exit code {ExitCode.RANK_FAILURE}",
     )
 
 
@@ -127,7 +127,7 @@ def test_torchrun_ends_when_a_rank_is_stopped(tmp_path: Path, whole: Path, row: 
         happened=f"it was killed, and all had ended {seconds:.1f} s later (parallel.timeout {TIMEOUT}); the same "
         "command went on, bitwise",
         lost=f"{7 - saved} steps, at a checkpoint every 2",
-        reported=f"incident `lost rank`: {lost['text']}; torchrun's exit code is {process.returncode}",
+        reported=f"event `rank failure`: {lost['text']}; torchrun's exit code is {process.returncode}",
     )
 
 
@@ -150,7 +150,7 @@ def test_ranks_end_with_a_torchrun_that_is_killed(tmp_path: Path, whole: Path, r
         "torchrun itself is killed",
         happened=f"its {len(ranks)} ranks ended {seconds:.1f} s later; the same command went on, bitwise",
         lost="at most 2 checkpoint intervals",
-        reported="incident `resume`",
+        reported="event `resume`",
     )
 
 

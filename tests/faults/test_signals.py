@@ -13,7 +13,9 @@ import pytest
 
 import fasttrain.checkpoint.saver
 import fasttrain.train.loop
+import fasttrain.train.messages
 import fasttrain.train.setup
+import fasttrain.train.step
 from fasttrain.checkpoint import list_checkpoints
 from fasttrain.metrics import read_metrics
 from tests.faults.conftest import Row
@@ -50,23 +52,23 @@ def signalled(phase: str, number: int, marker: Path) -> None:
         if step == wanted:
             get()
 
-    train = fasttrain.train
+    loop, step_module = fasttrain.train.loop, fasttrain.train.step
     if phase == "while starting":
         before(fasttrain.train.setup, "training_data", get)
     elif phase == "before the first step":
-        before(train, "_announce", get)
+        before(fasttrain.train.messages, "at_start", get)
     elif phase == "in a step":
-        before(train, "seed_step", lambda seed, step, rank: at_step(6, step))
+        before(step_module, "seed_step", lambda seed, step, rank: at_step(6, step))
     elif phase == "in a validation":
-        before(train, "_validate", get)
+        before(loop, "validate", get)
     elif phase == "in a save":
         before(fasttrain.checkpoint.saver, "write", get)
     elif phase == "in the last step":
-        before(train, "seed_step", lambda seed, step, rank: at_step(STEPS - 1, step))
+        before(step_module, "seed_step", lambda seed, step, rank: at_step(STEPS - 1, step))
     elif phase == "in the last save":
         before(fasttrain.checkpoint.saver.Checkpoints, "save", lambda *_: at_step(STEPS, last_step(marker.parent)))
     elif phase == "after the last save":
-        before(train, "_finish", get)
+        before(loop, "at_end", get)
     else:
         raise AssertionError(phase)
 
@@ -111,8 +113,8 @@ def test_sigterm_at_any_phase_loses_no_step(tmp_path: Path, whole: list[float], 
         assert code == 128 + signal.SIGTERM
         (incident,) = incidents(run, "signal")
         assert incident["step"] == saved[-1]
-        assert "the same command goes on from here" in said
-        reported = f"incident `signal`, exit code {code}"
+        assert "the same command resumes from here" in said
+        reported = f"event `signal`, exit code {code}"
     finished(run, *OPTIONS)
     assert curve(read_metrics(run)) == whole
     row(
@@ -137,7 +139,7 @@ def test_other_signals_save_too(tmp_path: Path, whole: list[float], row: Row, nu
         f"{number.name} in a step",
         happened=f"{saved} of {STEPS} steps were done and saved; the same command went on, bitwise",
         lost="nothing",
-        reported=f"incident `signal`, exit code {128 + number}",
+        reported=f"event `signal`, exit code {128 + number}",
     )
 
 
@@ -150,7 +152,7 @@ def hangs(where: str, marker: Path) -> None:
             time.sleep(60)
 
     if where == "step":
-        before(fasttrain.train, "seed_step", hang)
+        before(fasttrain.train.step, "seed_step", hang)
     else:
         before(fasttrain.checkpoint.saver, "write", hang)
 
@@ -205,5 +207,5 @@ def test_torchrun_passes_on_that_it_is_to_stop(tmp_path: Path, row: Row, number:
         f"{number.name} to torchrun with 2 ranks",
         happened=f"both saved step {saved} and ended, {seconds:.1f} s later",
         lost="nothing",
-        reported=f"incident `signal`; torchrun's exit code is {process.returncode}",
+        reported=f"event `signal`; torchrun's exit code is {process.returncode}",
     )

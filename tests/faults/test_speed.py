@@ -57,7 +57,7 @@ def test_a_slow_loader_is_named(tmp_path: Path, row: Row, world: int) -> None:
         happened=f"steps took {evidence['seconds'] / evidence['usual']:.1f} times as long; found after "
         f"{first['step'] - SLOW} steps",
         lost="nothing",
-        reported=f"incident `slow-down`: data of rank {world - 1}",
+        reported=f"event `slow-down`: data of rank {world - 1}",
     )
 
 
@@ -85,7 +85,7 @@ def test_a_slow_rank_is_named(tmp_path: Path, row: Row) -> None:
         happened=f"it got a tenth of its processor; steps took {evidence['seconds'] / evidence['usual']:.1f} times as "
         f"long; found after {first['step'] - SLOW} steps",
         lost="nothing",
-        reported=f"incident `slow-down`: {evidence['part']} of rank 1",
+        reported=f"event `slow-down`: {evidence['part']} of rank 1",
     )
 
 

@@ -66,8 +66,11 @@ def test_the_command_of_the_documentation_finds_damage(tmp_path: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "bit": (lambda path: flip(path / FILES[1], 300, 5), r"__1_0.distcp is damaged: its sha256 is \w{12}\.\.\. instead"),
-    "truncated": (lambda path: os.truncate(path / FILES[0], 200), r"__0_0.distcp is truncated: it has 200 bytes inst"),
+    "bit": (lambda path: flip(path / FILES[1], 300, 5), r"__1_0.distcp is corrupt: its sha256 is \w{12}\.\.\. instead"),
+    "truncated": (
+        lambda path: os.truncate(path / FILES[0], 200),
+        r"__0_0.distcp is truncated, or still being copied: it has 200 bytes inst",
+    ),
     "longer": (lambda path: os.truncate(path / FILES[0], 9999), r"__0_0.distcp is too long: it has 9999 bytes instead"),
     "missing": (lambda path: (path / ".metadata").unlink(), r"\.metadata is missing"),
     "two": (
@@ -75,11 +78,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         r"__0_0.* truncated.*; .*__1_0.* truncat",
     ),
     "json missing": (lambda path: (path / NAME).unlink(), r"has no checkpoint.json, so it is not a checkpoint"),
-    "json cut": (lambda path: os.truncate(path / NAME, 100), r"checkpoint.json is damaged \("),
-    "json empty": (lambda path: os.truncate(path / NAME, 0), r"checkpoint.json is damaged \("),
+    "json cut": (lambda path: os.truncate(path / NAME, 100), r"checkpoint.json is corrupt \("),
+    "json empty": (lambda path: os.truncate(path / NAME, 0), r"checkpoint.json is corrupt \("),
     "json metadata": (
         lambda path: (path / NAME).write_text((path / NAME).read_text().replace('"seed": 3', '"seed": 2')),
-        r"checkpoint.json is damaged: its content does not have the sha256 that it states",
+        r"checkpoint.json is corrupt: its content does not have the sha256 that it states",
     ),
     "version": (
         lambda path: (path / NAME).write_text((path / NAME).read_text().replace('"version": 1', '"version": 2')),
@@ -139,7 +142,7 @@ def test_listing_shows_finished_checkpoints_by_step(tmp_path: Path) -> None:
     assert again.path.name == "step-00000020-2"
     make(tmp_path, 4, name=".step-00000004.partial-0a")
     make(tmp_path, 5, name=".step-00000005.deleted-0a")
-    make(tmp_path, 6, name="aside-step-00000006-0a")
+    make(tmp_path, 6, name="quarantined-step-00000006-0a")
     (tmp_path / "step-x").mkdir()
     (make(tmp_path, 7).path / NAME).unlink()
     assert [c.step for c in list_checkpoints(tmp_path)] == [3, 20, 20, 100_000_000]
@@ -152,7 +155,7 @@ def test_find_takes_a_run_a_step_of_it_or_a_directory(tmp_path: Path) -> None:
     run = tmp_path / "run@home"
     first, second = (make(run / "checkpoints", step) for step in (200, 1000))
     again = make(run / "checkpoints", 200)
-    aside = make(run / "checkpoints", 300, name="aside-step-00000300-0a")
+    aside = make(run / "checkpoints", 300, name="quarantined-step-00000300-0a")
     assert find(run) == find(str(run)) == find(f"{run}@1000") == find(run / "checkpoints") == second
     assert find(f"{run}@200") == find(f"{run}@00200") == again
     assert find(first.path) == first

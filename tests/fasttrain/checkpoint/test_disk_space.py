@@ -98,9 +98,9 @@ def test_what_was_set_aside_goes_first_and_its_room_counts(tmp_path: Path) -> No
         save(tmp_path, step, None, size)
     quarantine(list_checkpoints(tmp_path)[-1:], None)
     room = before_save(tmp_path, keep, size=size, step=40, statvfs=disk(RESERVE + MB))
-    assert [path.name.rpartition("-")[0] for path in room.prune] == ["aside-step-00000040"]
+    assert [path.name.rpartition("-")[0] for path in room.prune] == ["quarantined-step-00000040"]
     room = before_save(tmp_path, keep, size=size, step=40, statvfs=disk(RESERVE + MB - size))
-    assert [path.name[:13] for path in room.prune] == ["aside-step-00", "step-00000010"]
+    assert [path.name[:13] for path in room.prune] == ["quarantined-s", "step-00000010"]
     needed = before_run(tmp_path, keep, size=size, steps=40, statvfs=disk(0)).needed
     assert needed == RESERVE + max(int(3 * size * 1.02) - 4 * size, 0)
 
@@ -122,7 +122,7 @@ def test_texts_have_the_numbers_and_the_remedy(tmp_path: Path) -> None:
     save(tmp_path, 10, None, 10 * MB)
     save(tmp_path, 20, None, 10 * MB)
     room = before_save(tmp_path, keep, size=10 * MB, step=30, statvfs=disk(RESERVE + MB))
-    assert "0.08 GB are needed and 0.07 GB are free" in str(room)
+    assert "77.3 MB are needed and 68.1 MB are free" in str(room)
     assert "deleting step-00000010 is enough" in str(room)
     short = before_save(tmp_path, keep, size=10**9, step=30, statvfs=disk(0))
     assert "keep fewer checkpoints (checkpoint.keep_last" in str(short)

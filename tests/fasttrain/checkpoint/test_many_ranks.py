@@ -143,8 +143,8 @@ def damage(group: dist.ProcessGroup, directory: Path) -> None:
     reports: list[str] = []
     assert newest_valid(directory, group, reports.append) == saved[0]
     assert len(reports) == 3
-    assert "step-00000004/__1_0.distcp is truncated: it has 1000 bytes" in reports[0]
-    assert "step-00000003/__0_0.distcp is damaged: its sha256 is" in reports[1]
+    assert "step-00000004/__1_0.distcp is truncated, or still being copied: it has 1000 bytes" in reports[0]
+    assert "step-00000003/__0_0.distcp is corrupt: its sha256 is" in reports[1]
     assert "step-00000002 has no checkpoint.json" in reports[2]
     with pytest.raises(ValueError, match="step-00000004/__1_0.distcp is truncated"):
         saved[3].verify(group)

@@ -93,17 +93,17 @@ def test_leftovers_are_only_what_a_saver_left(tmp_path: Path) -> None:
     (tmp_path / ".step-00000005.partial-0a1b2c3d").mkdir()
     (tmp_path / ".step-00000005.partial-0a1b2c3d" / "__0_0.distcp").touch()
     (tmp_path / ".step-00000006-2.deleted-0a1b2c3d").mkdir()
-    others = [write(tmp_path, 7).path, tmp_path / ".mine", tmp_path / "aside-step-00000008-0a", tmp_path / "partial"]
+    others = [write(tmp_path, 7).path, tmp_path / ".mine", tmp_path / "quarantined-step-00000008", tmp_path / "partial"]
     for path in others[1:]:
         path.mkdir()
     clear_leftovers(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted(others)
 
 
-def test_set_aside_takes_checkpoints_out_of_the_run_and_keeps_them(tmp_path: Path) -> None:
+def test_quarantine_takes_checkpoints_out_of_the_run_and_keeps_them(tmp_path: Path) -> None:
     stays, *later = (write(tmp_path, step) for step in (1, 2, 3))
     quarantine(later, None)
     assert list_checkpoints(tmp_path) == [stays]
     aside = sorted(path for path in tmp_path.iterdir() if path != stays.path)
-    assert [path.name[:19] for path in aside] == ["aside-step-00000002", "aside-step-00000003"]
+    assert [path.name[:25] for path in aside] == ["quarantined-step-00000002", "quarantined-step-00000003"]
     assert [find(path).step for path in aside] == [2, 3]

@@ -170,7 +170,7 @@ def test_another_model_or_optimizer_is_an_error_that_names_the_difference(checkp
     saved = Subject(steps=1).saved(checkpoints)
     muon = Subject("muon")
     with pytest.raises(
-        ValueError, match=r"saved with AdamW, whose averages Muon cannot use; resume with the optim.kind"
+        ValueError, match=r"saved with AdamW, whose moments Muon cannot use; resume with the optim.kind"
     ):
         restore(saved, muon.model, muon.optimizer)
     wider = Subject(model=replace(TINY, ffn=64))
@@ -368,7 +368,7 @@ def test_what_differs_on_the_disk_from_what_was_meant_is_not_published(
     Subject(steps=1).save(checkpoints)
     (outcome,) = checkpoints.close()
     assert isinstance(outcome, Failed)
-    assert "__0_0.distcp is damaged" in outcome.error
+    assert "__0_0.distcp is corrupt" in outcome.error
     assert names(tmp_path / "checkpoints") == []
 
 

@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import resource, sys
 import torch
-from fasttrain.distributed.allocator import keep_freed_memory
+from fasttrain.distributed.runtime import keep_freed_memory
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()

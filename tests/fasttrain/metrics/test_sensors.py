@@ -5,7 +5,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from fasttrain.metrics import GpuSensors, sensors
+from fasttrain.metrics import GpuSensors
+from fasttrain.metrics import hardware as sensors
 
 CUDA = torch.device("cuda")
 

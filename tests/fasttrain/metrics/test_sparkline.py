@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from fasttrain.metrics.sparkline import Sparkline
+from fasttrain.metrics.display import Sparkline
 
 
 def curve(values, columns=60):

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from fasttrain.monitor.exchange import Exchange
+from fasttrain.monitor.slowdown import Exchange
 from fasttrain.optim import gradient_norms
 from tests.fasttrain.checkpoint.subject import Subject, run_ranks, whole
 

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from fasttrain.monitor.exchange import Medians, probe, slowest
+from fasttrain.monitor.slowdown import Medians, probe, slowest
 from fasttrain.monitor.slowdown import SlowdownDetector
 from tests.fasttrain.monitor.simulated import PARTS, slow_run
 
@@ -18,7 +18,7 @@ def test_a_regression_of_a_fifth_is_found_with_its_cause(cause: tuple[int | None
         (found, news), (back, over) = slow_run(480, begin, cause=cause, begin=begin, end=begin + 80, tail=tail)
         assert news.kind == "slow"
         assert found - begin < 50
-        assert (news.rank, news.part) == cause
+        assert (news.rank, news.phase) == cause
         assert news.seconds / news.usual == pytest.approx(1.2, abs=0.08)
         assert over.kind == "over"
         assert begin + 80 < back < begin + 130
@@ -60,7 +60,7 @@ def test_sensors_of_the_slow_rank_are_told() -> None:
     assert news is not None
     assert news.sensors == {"sm_clock": (1980.0, 1200.0)}  # the fan says nothing
     assert str(news).endswith("work of rank 0, 1000 -> 1500 ms; sm_clock 1980 -> 1200")
-    assert json.loads(json.dumps(news.evidence()))["part"] == "work"
+    assert json.loads(json.dumps(news.evidence()))["phase"] == "work"
 
 
 def test_threshold() -> None:

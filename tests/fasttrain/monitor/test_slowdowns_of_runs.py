@@ -50,10 +50,10 @@ def test_the_part_and_the_rank_are_named_within_50_steps(tmp_path, world, part):
     run_ranks(train, world, tmp_path, part)
     (incident,) = incidents(tmp_path, "slow-down")
     assert SLOW < incident["step"] <= SLOW + 50
-    assert (incident["evidence"]["part"], incident["evidence"]["rank"]) == (part, world - 1)
+    assert (incident["evidence"]["phase"], incident["evidence"]["rank"]) == (part, world - 1)
     assert f"{part} of rank {world - 1}" in incident["text"]
     evidence = incident["evidence"]
-    assert evidence["part_seconds"] - evidence["part_usual"] == pytest.approx(0.03)
+    assert evidence["phase_seconds"] - evidence["phase_usual"] == pytest.approx(0.03)
 
 
 def test_nobody_is_told_of_what_nobody_wants_to_know(tmp_path):

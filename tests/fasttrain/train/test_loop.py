@@ -159,7 +159,7 @@ def test_a_mixture_goes_on_bitwise_and_with_other_weights_where_each_component_w
     whole = train(tmp_path / "whole", *mixture, "--data.mixture.one.weight", 3)
     half = train(tmp_path / "half", *mixture, "--data.mixture.one.weight", 3, "--resume", f"{tmp_path / 'whole'}@3")
     assert curve(half) == curve(whole)[3:]
-    seen = list_checkpoints(tmp_path / "half" / "checkpoints")[-1].facts["used"]
+    seen = list_checkpoints(tmp_path / "half" / "checkpoints")[-1].metadata["used"]
     assert sum(seen.values()) == 48
     assert abs(seen["one"] - 36) < 6
     used: list[dict[str, int]] = []
@@ -232,7 +232,7 @@ def test_a_run_whose_name_contradicts_its_size_is_not_begun(tmp_path, capsys):
 def test_a_disk_that_the_run_would_fill_is_an_error_before_it_starts(tmp_path, capsys):
     with patch("fasttrain.checkpoint.disk_space.free_bytes", lambda *_: 66_000_000):
         error = refused(capsys, tmp_path / "run")
-    assert "no disk space for the checkpoints of this run: 0.07 GB are needed and 0.07 GB are free in" in error
+    assert "no disk space for the checkpoints of this run: 70.7 MB are needed and 66.0 MB are free in" in error
     assert "keep fewer checkpoints (checkpoint.keep_last, keep_every)" in error
 
 

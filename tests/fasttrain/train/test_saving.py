@@ -22,6 +22,7 @@ import fasttrain.checkpoint.writer
 import fasttrain.train.control
 import fasttrain.train.loop
 import fasttrain.train.setup
+import fasttrain.train.step
 from fasttrain.checkpoint import list_checkpoints
 from fasttrain.events import ExitCode
 from fasttrain.fs import HashedFile
@@ -177,7 +178,9 @@ def test_room_is_made_before_a_save_and_a_full_disk_is_no_surprise(tmp_path):
     def free(*_: object) -> int:
         return disk - sum(file.stat().st_size for file in (run / "checkpoints").rglob("*") if file.is_file())
 
-    late = patch.object(fasttrain.train.setup, "_check_disk_space", lambda *_: None)  # others fill the disk after the start
+    late = patch.object(
+        fasttrain.train.setup, "_check_disk_space", lambda *_: None
+    )  # others fill the disk after the start
     with late, patch("fasttrain.checkpoint.disk_space.free_bytes", free):
         assert train(run, *keep, "--batch.steps", 20) == 0
         assert steps(run) == [10, 15, 20]
@@ -186,19 +189,19 @@ def test_room_is_made_before_a_save_and_a_full_disk_is_no_surprise(tmp_path):
         disk -= 2 * size
         code = train(run, *keep, "--batch.steps", 25, "--checkpoint.on_save_failure", "stop", "--checkpoint.retries", 0)
     assert code == ExitCode.NOT_SAVED
-    assert "no room for the checkpoint" in events(run, "failed save")[-1]["text"]
+    assert "no disk space for the checkpoint" in events(run, "failed save")[-1]["text"]
     assert steps(run) == [10, 15, 20]  # nothing is deleted in vain
 
 
 def lost(run: Path) -> None:
-    seed_step = fasttrain.train.loop.seed_step
+    seed_step = fasttrain.train.step.seed_step
 
     def hang(seed: int, step: int, rank: int) -> None:
         if (step, rank) == (7, 1):
             time.sleep(12)
         seed_step(seed, step, rank)
 
-    with patch.object(fasttrain.train.loop, "seed_step", hang):
+    with patch.object(fasttrain.train.step, "seed_step", hang):
         os._exit(train(run, "--parallel.timeout", 4))
 
 
@@ -254,4 +257,4 @@ def test_a_low_mfu_is_explained_once(tmp_path, capsys):
     (event,) = events(tmp_path, "low MFU")
     assert event["step"] == 7
     assert event["evidence"]["causes"]
-    assert "the MFU is low. What it is lost to:" in capsys.readouterr().out
+    assert "the MFU is low, because of:" in capsys.readouterr().out

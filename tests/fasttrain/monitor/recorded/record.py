@@ -17,7 +17,7 @@ import torch
 
 from fasttrain.metrics import read_metrics
 from fasttrain.train import main
-from fasttrain.train.loop import Run
+from fasttrain.train.state import TrainState
 
 SMALL = (
     "--model.layers 2 --model.hidden 64 --model.heads 4 --model.kv_heads 2 --model.head_dim 16 --model.ffn 192 "
@@ -44,9 +44,9 @@ RUNS = {  # what a run is made of: commands in the same directory, one after the
 
 
 def poison() -> None:
-    read = Run.read
+    read = TrainState.micro_batches
 
-    def read_poisoned(run: Run, step: int) -> list:
+    def read_poisoned(run: TrainState, step: int) -> list:
         batches = read(run, step)
         if not 180 <= step < 186:
             return batches
@@ -56,7 +56,7 @@ def poison() -> None:
             for batch in batches
         ]
 
-    Run.read = read_poisoned  # type: ignore[method-assign]
+    TrainState.micro_batches = read_poisoned  # type: ignore[method-assign]
 
 
 def _random(tokens: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
