@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -197,6 +198,26 @@ def _store_of_this_start(rank: int, world_size: int, timeout: timedelta) -> dist
 
 
 _NAME = "fasttrain/start"
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """SIGTERM, Ctrl-C and SIGUSR1 (Slurm) are noted: the run saves after the step. The second one ends it at once."""
+    received: list[int] = []
+    previous: dict[signal.Signals, Any] = {}
+
+    def note(number: int, _: object) -> None:
+        received.append(number)
+        # Python's own handler of Ctrl-C would unwind, and wait for a save that may be what hangs.
+        signal.signal(number, signal.SIG_DFL)
+
+    for noted in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        previous[noted] = signal.signal(noted, note)
+    try:
+        yield received
+    finally:
+        for noted, handler in previous.items():
+            signal.signal(noted, handler)
 
 
 def _end_with_parent() -> None:

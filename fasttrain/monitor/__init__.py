@@ -2,8 +2,9 @@
 nothing. docs/monitor.md explains all of it.
 """
 
+from fasttrain.monitor.diagnosis import Diagnosis, diagnose
 from fasttrain.monitor.mfu import MfuContext, MfuMonitor
 from fasttrain.monitor.monitor import Monitor
 from fasttrain.monitor.slowdown import SpeedMonitor
 
-__all__ = ["MfuContext", "MfuMonitor", "Monitor", "SpeedMonitor"]
+__all__ = ["Diagnosis", "MfuContext", "MfuMonitor", "Monitor", "SpeedMonitor", "diagnose"]

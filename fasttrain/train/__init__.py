@@ -36,13 +36,12 @@ def run(settings: Config) -> int:
     """Train in this process, which is one rank; the exit code."""
     from fasttrain.config_toml import to_toml
     from fasttrain.distributed.hang_detector import RankFailure
-    from fasttrain.distributed.runtime import start
+    from fasttrain.distributed.runtime import start, stop_signals
     from fasttrain.fs import exclusive_lock
     from fasttrain.metrics import RunLogger
     from fasttrain.rundir import RunDir
     from fasttrain.tools.report.page import ReportRefresher
     from fasttrain.tools.validation import validation_sets
-    from fasttrain.train.control import stop_signals
     from fasttrain.train.loop import train
     from fasttrain.train.messages import at_start
     from fasttrain.train.results import Results

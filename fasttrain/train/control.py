@@ -6,12 +6,9 @@ knows alone (a signal, a failed save) it tells the others with its next step: `f
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from enum import Enum, auto
-from typing import Any
 
 from fasttrain.checkpoint import Checkpoints, Failed, Saved
 from fasttrain.distributed.collectives import on_all
@@ -161,23 +158,3 @@ class Control:
         while not self.signals and time.monotonic() < end:
             time.sleep(min(0.1, seconds))
         return any(on_all(self._state.runtime.checkpoint_group, lambda: bool(self.signals)))
-
-
-@contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """SIGTERM, Ctrl-C and SIGUSR1 (Slurm) are noted: the run saves after the step. The second one ends it at once."""
-    received: list[int] = []
-    previous: dict[signal.Signals, Any] = {}
-
-    def note(number: int, _: object) -> None:
-        received.append(number)
-        # Python's own handler of Ctrl-C would unwind, and wait for a save that may be what hangs.
-        signal.signal(number, signal.SIG_DFL)
-
-    for noted in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        previous[noted] = signal.signal(noted, note)
-    try:
-        yield received
-    finally:
-        for noted, handler in previous.items():
-            signal.signal(noted, handler)

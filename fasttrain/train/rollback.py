@@ -9,27 +9,19 @@ checkpoint from before them. Later ones are quarantined, not deleted.
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-
-import torch
-import torch.distributed as dist
+from dataclasses import asdict, replace
 
 from fasttrain.checkpoint import Checkpoint, committed_paths, list_checkpoints, newest_valid, quarantine, restore
 from fasttrain.data import Batch, Prefetcher, Skip
 from fasttrain.events import Anomaly, Event, EventKind
 from fasttrain.metrics import News, Rewind
-from fasttrain.monitor import Monitor
+from fasttrain.monitor import Monitor, diagnose
 from fasttrain.train.control import Control, Decision
 from fasttrain.train.results import Results
 from fasttrain.train.setup import init_weights
 from fasttrain.train.state import Progress, TrainState
 
 BEFORE = 2  # steps before the rise that are skipped too
-REPLAYED = 6  # steps of the skipped ones that are replayed on the restored weights
-COMPARED = 3  # and of those before
 
 
 def handle_anomaly(
@@ -61,16 +53,20 @@ def roll_back(state: TrainState, anomaly: Anomaly) -> list[Event]:
 
     No save is running. The caller saves the result at once: a process that restarts from here must know of the skip.
     """
-    completed, events = state.progress.step, list[Event]()
+    completed, begins, runtime = state.progress.step, state.progress.cursor.step, state.runtime
+    events: list[Event] = []
     found = _good_state(state, anomaly, events)
     if found is None:
         return []
     restored, good = found
-    directory, group = state.rundir.checkpoints, state.runtime.checkpoint_group
-    quarantine([later for later in list_checkpoints(directory) if later.step > restored.step], group)
+    later = [one for one in list_checkpoints(state.rundir.checkpoints) if one.step > restored.step]
+    quarantine(later, runtime.checkpoint_group)
     skip = skip_after(anomaly, restored=restored.step, completed=completed)
     skipped = range(skip.step, skip.step + skip.steps)
-    documents, diagnosis = state.documents_of(skipped), diagnose(state, skip, anomaly)
+    documents, diagnosis = (
+        state.documents_of(skipped),
+        diagnose(state.model, state.micro_batches, skip, anomaly, runtime, begins=begins),
+    )
     state.progress = replace(restored, rollbacks=state.progress.rollbacks + 1)
     state.skip_batches(skip)
     text = (
@@ -78,12 +74,9 @@ def roll_back(state: TrainState, anomaly: Anomaly) -> list[Event]:
         f"{skip.step + 1} to {skip.step + skip.steps}; {diagnosis}"
     )
     evidence = dict(diagnosis=asdict(diagnosis), skipped=list(skip), **anomaly.evidence())
-    action = f"rolls back to step {restored.step}, skips {skip.steps} batches"
-    kind = EventKind.ROLLBACK
-    return [
-        *events,
-        Event(step=anomaly.step, kind=kind, text=text, action=action, documents=documents, evidence=evidence),
-    ]
+    action, kind = f"rolls back to step {restored.step}, skips {skip.steps} batches", EventKind.ROLLBACK
+    event = Event(step=anomaly.step, kind=kind, text=text, action=action, documents=documents, evidence=evidence)
+    return [*events, event]
 
 
 def skip_batches(state: TrainState, anomaly: Anomaly) -> Event:
@@ -138,50 +131,3 @@ def _good_state(state: TrainState, anomaly: Anomaly, events: list[Event]) -> tup
     vocab = state.model.embedding.num_embeddings
     state.monitor.restore(Monitor(state.settings, vocab=vocab).state())
     return Progress(), None
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """Whether the batches or the weights were bad."""
-
-    is_data: bool
-    step: int  # steps completed before the worst batch
-    loss: float  # of that batch on the restored weights
-    usual: float  # of batches before, on the same weights
-
-    def __str__(self) -> str:
-        losses = f"loss {self.loss:.3f} on the restored weights, where batches before it have {self.usual:.3f}"
-        if self.is_data:
-            return f"bad data: the batch of step {self.step + 1} has {losses}"
-        return (
-            f"bad state, not bad data: no skipped batch stands out (the worst, of step {self.step + 1}, has {losses})"
-        )
-
-
-def diagnose(state: TrainState, skip: Skip, anomaly: Anomaly) -> Diagnosis:
-    """Replay skipped batches, and some before them, on restored weights. All ranks call it, before the skip.
-
-    Data is bad if at least half of the rise shows on good weights.
-    """
-    replayed = range(skip.step, skip.step + min(skip.steps, BEFORE + REPLAYED))
-    compared = range(max(skip.step - COMPARED, state.progress.cursor.step), skip.step)
-    state.model.eval()
-    losses = {step: _mean_loss(state, state.micro_batches(step)) for step in (*compared, *replayed)}
-    state.model.train()
-    worst = max(replayed, key=lambda step: math.inf if math.isnan(losses[step]) else losses[step])
-    usual = statistics.median(losses[step] for step in compared) if compared else anomaly.expected
-    rise = anomaly.value - anomaly.expected  # nan: not finite
-    loss = losses[worst]
-    is_data = not math.isfinite(loss) or loss - usual > max(rise / 2, 0.0)
-    return Diagnosis(is_data=is_data, step=worst, loss=loss, usual=usual)
-
-
-@torch.no_grad()
-def _mean_loss(state: TrainState, micro_batches: Iterable[Batch]) -> float:
-    total = torch.zeros(2, dtype=torch.float64, device=state.runtime.device)
-    for micro in micro_batches:
-        batch = micro.to(state.runtime.device)
-        loss = state.model(batch.tokens, batch.targets, batch.cu_seqlens, batch.positions)
-        total += torch.stack([loss.loss_sum.double(), loss.num_tokens.double()])
-    dist.all_reduce(total, group=state.runtime.dp_group)
-    return (total[0] / total[1]).item()

@@ -21,7 +21,7 @@ from fasttrain.data.lint.checks import suspicions
 from fasttrain.data.locate import documents_of
 from fasttrain.distributed.parallelize import parallelize, should_compile
 from fasttrain.distributed.runtime import Runtime
-from fasttrain.flops import flops_per_token, num_parameters
+from fasttrain.flops import flops_per_token, num_parameters, state_bytes
 from fasttrain.hf.load import load_pretrained, tokenizer_warning
 from fasttrain.metrics import device_memory, peak_flops
 from fasttrain.model import Decoder
@@ -49,7 +49,8 @@ class StartReport:
 
 def prepare(settings: Config, runtime: Runtime) -> tuple[TrainState, StartReport]:
     """Build the state of a run. User errors show here."""
-    check_batch(settings, runtime.dp_size)
+    if problem := settings.batch.indivisible(runtime.dp_size):
+        raise ValueError(problem)
     data = training_data(settings.data)
     suspected = suspicions(data.datasets.values(), settings.data) if runtime.is_main else []
     vocab = _vocab(settings, data)
@@ -103,16 +104,6 @@ def init_weights(model: Decoder, settings: Config) -> None:
         load_pretrained(model, settings.from_hf)
 
 
-def check_batch(settings: Config, dp_size: int) -> None:
-    """The batch has to divide among ranks and micro-batches."""
-    batch, unit = settings.batch, dp_size * settings.batch.micro
-    if batch.sequences % unit:
-        raise ValueError(
-            f"batch.sequences ({batch.sequences}) must be a multiple of {unit}: {dp_size} ranks with micro-batches of "
-            f"{batch.micro} (batch.micro)"
-        )
-
-
 def _monitor(settings: Config, runtime: Runtime, vocab: int, *, peak: float, compiled: bool, scaled: bool) -> Monitor:
     context = MfuContext(
         settings=settings,
@@ -137,7 +128,7 @@ def _monitor(settings: Config, runtime: Runtime, vocab: int, *, peak: float, com
 def _check_disk_space(settings: Config, vocab: int) -> None:
     """A disk that the run would fill is an error now, not in the night."""
     directory = RunDir(settings.out).checkpoints
-    size = checkpoint_bytes(directory, num_parameters(settings.model, vocab).total)
+    size = checkpoint_bytes(directory, state_bytes(settings.model, vocab, muon=settings.optim.kind == "muon"))
     space = before_run(directory, settings.checkpoint, size=size, steps=settings.batch.steps)
     if space.state != "enough":
         raise ValueError(f"no disk space for the checkpoints of this run: {space}")
