@@ -10,9 +10,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from fasttrain import config
+from fasttrain.data.locate import documents_of
+from fasttrain.distributed.runtime import Runtime
 from fasttrain.events import Anomaly, Event, EventKind
-from fasttrain.metrics import StepRecord
-from fasttrain.monitor.mfu import MfuMonitor
+from fasttrain.flops import num_parameters
+from fasttrain.metrics import StepRecord, device_memory
+from fasttrain.monitor.mfu import MfuContext, MfuMonitor
 from fasttrain.monitor.sanity import Blocks, Envelope, first_loss_suspicion, pretrained_loss_suspicion
 from fasttrain.monitor.slowdown import SpeedMonitor
 from fasttrain.monitor.spikes import SpikeDetector
@@ -101,3 +104,27 @@ class Monitor:
         """Continue as if the steps since state() had not been."""
         self._spikes.restore(state)
         self._not_finite = 0
+
+
+def make_monitor(
+    settings: config.Config, runtime: Runtime, vocab: int, *, peak: float, compiled: bool, scaled: bool
+) -> Monitor:
+    """The monitor of a run on its ranks; peak: FLOP/s of a device."""
+    context = MfuContext(
+        settings=settings,
+        parameters=num_parameters(settings.model, vocab).blocks // settings.model.layers,
+        peak=peak,
+        compiled=compiled,
+        device=runtime.device.type,
+        precision=runtime.precision,
+        dp_size=runtime.dp_size,
+        device_memory=device_memory(runtime.device),
+    )
+    return Monitor(
+        settings,
+        vocab=vocab,
+        scaled=scaled,
+        documents_of=lambda steps: documents_of(settings.out, steps) if runtime.is_main else [],
+        speed=SpeedMonitor(runtime.monitor_group, runtime.device, threshold=settings.monitor.slowdown),
+        mfu=MfuMonitor(context),
+    )

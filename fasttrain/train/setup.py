@@ -18,14 +18,13 @@ from fasttrain.checkpoint.resume import (
 from fasttrain.config import Config
 from fasttrain.data import TrainingData, training_data
 from fasttrain.data.lint.checks import suspicions
-from fasttrain.data.locate import documents_of
 from fasttrain.distributed.parallelize import parallelize, should_compile
 from fasttrain.distributed.runtime import Runtime
-from fasttrain.flops import flops_per_token, num_parameters, state_bytes
+from fasttrain.flops import flops_per_token, state_bytes
 from fasttrain.hf.load import load_pretrained, tokenizer_warning
-from fasttrain.metrics import device_memory, peak_flops
+from fasttrain.metrics import peak_flops
 from fasttrain.model import Decoder
-from fasttrain.monitor import MfuContext, MfuMonitor, Monitor, SpeedMonitor
+from fasttrain.monitor import make_monitor
 from fasttrain.optim import make_optimizer, make_scaler
 from fasttrain.rundir import RunDir
 from fasttrain.tools.plan.sizes import Sizes, at_start
@@ -61,7 +60,7 @@ def prepare(settings: Config, runtime: Runtime) -> tuple[TrainState, StartReport
     optimizer = make_optimizer(model, settings.optim, runtime.device)
     scaler = make_scaler(runtime.precision, runtime.device)
     peak = peak_flops(runtime.device, runtime.dtype)
-    monitor = _monitor(settings, runtime, vocab, peak=peak, compiled=compiled, scaled=scaler.is_enabled())
+    monitor = make_monitor(settings, runtime, vocab, peak=peak, compiled=compiled, scaled=scaler.is_enabled())
     progress, changes = Progress(), list[Change]()
     corrupt: list[str] = []
     checkpoint = starting_point(settings, runtime.checkpoint_group, on_warning=corrupt.append)
@@ -102,27 +101,6 @@ def init_weights(model: Decoder, settings: Config) -> None:
         model.init_weights(settings.seed)
     else:
         load_pretrained(model, settings.from_hf)
-
-
-def _monitor(settings: Config, runtime: Runtime, vocab: int, *, peak: float, compiled: bool, scaled: bool) -> Monitor:
-    context = MfuContext(
-        settings=settings,
-        parameters=num_parameters(settings.model, vocab).blocks // settings.model.layers,
-        peak=peak,
-        compiled=compiled,
-        device=runtime.device.type,
-        precision=runtime.precision,
-        dp_size=runtime.dp_size,
-        device_memory=device_memory(runtime.device),
-    )
-    return Monitor(
-        settings,
-        vocab=vocab,
-        scaled=scaled,
-        documents_of=lambda steps: documents_of(settings.out, steps) if runtime.is_main else [],
-        speed=SpeedMonitor(runtime.monitor_group, runtime.device, threshold=settings.monitor.slowdown),
-        mfu=MfuMonitor(context),
-    )
 
 
 def _check_disk_space(settings: Config, vocab: int) -> None:
