@@ -1,4 +1,4 @@
-"""Fits the figures of fasttrain/plan/calibration.toml to the published runs that are not held out:
+"""Fits the figures of fasttrain/tools/plan/calibration.toml to the published runs that are not held out:
 
     python -m bench.fit_plan          # prints the errors; --write also writes the file
 
@@ -15,14 +15,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from fasttrain.plan import speed
-from fasttrain.plan.published import Point, points
+from fasttrain.tools.plan import speed
+from tests.fasttrain.tools.plan.published import Point, points
 
 SHARED = ("bandwidth", "unfused", "exposed")
-OWN = ("products", "attention")
+OWN = ("matmuls", "attention")
 FITTED = ("ampere", "hopper", "ada-geforce")
 BOUNDS = {
-    "products": (0.3, 1.0), "attention": (0.1, 0.9), "bandwidth": (0.5, 0.95), "unfused": (1.0, 6.0),
+    "matmuls": (0.3, 1.0), "attention": (0.1, 0.9), "bandwidth": (0.5, 0.95), "unfused": (1.0, 6.0),
     "exposed": (0.02, 0.6),
 }  # fmt: skip
 FEW = ("ada-geforce",)

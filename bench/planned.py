@@ -19,9 +19,9 @@ import torch
 import fasttrain.train
 from fasttrain.cli.parse import load
 from fasttrain.metrics import used_memory
-from fasttrain.plan.cpu import cpu_outlook, resident_memory
-from fasttrain.plan.data import vocab_of
 from fasttrain.recipes import RECIPES
+from fasttrain.tools.plan.cpu import estimate_on_cpu, resident_memory
+from fasttrain.tools.plan.sizes import vocab_of
 
 CPU = torch.device("cpu")
 WARM_UP = 2  # steps
@@ -30,7 +30,7 @@ WARM_UP = 2  # steps
 def plan(arguments: list[str]) -> dict[str, float]:
     process = resident_memory()
     settings = load(arguments, RECIPES)
-    found = cpu_outlook(settings, vocab=vocab_of(settings), process=process, clock=time.process_time)
+    found = estimate_on_cpu(settings, vocab=vocab_of(settings), process=process, clock=time.process_time)
     parts = {f"time/{part}": seconds for part, seconds in found.speed.parts.items()}
     return {"bytes": found.memory.bytes, "rate": found.rate.value} | parts
 

@@ -14,9 +14,9 @@ import torch
 
 from bench.figures import rate, ratio
 from fasttrain.config import Model
-from fasttrain.generate import Sampling, generate
+from fasttrain.tools.generate import Sampling, generate
 from fasttrain.model import Decoder
-from tests.fasttrain.generate.models import in_transformers
+from tests.fasttrain.tools.generate.models import in_transformers
 
 MODEL = Model()  # of the recipe tiny
 VOCAB, SEQUENCE, PROMPT, ROUNDS = 4096, 256, 32, 3

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from fasttrain.units import plural
+
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
@@ -120,9 +122,20 @@ class BatchConfig:
 
     def __post_init__(self) -> None:
         _require(self.steps > 0, f"batch.steps ({self.steps}) must be at least 1")
-        _require(
-            self.sequences % self.micro == 0,
-            f"batch.sequences ({self.sequences}) must be a multiple of batch.micro ({self.micro})",
+        _require(self.micro > 0, f"batch.micro ({self.micro}) must be at least 1")
+        _require(not self.indivisible(1), self.indivisible(1))
+
+    def indivisible(self, dp_size: int) -> str:
+        """Why so many ranks cannot share a step, with the settings that mend it; empty: they can."""
+        together = dp_size * self.micro
+        if self.sequences % together == 0:
+            return ""
+        micro = next((m for m in range(self.micro, 0, -1) if self.sequences % (dp_size * m) == 0), 0)
+        smaller = f", or batch.micro to {micro}" if micro else ""
+        ranks = f"{plural(dp_size, 'rank')} times " if dp_size > 1 else ""
+        return (
+            f"batch.sequences ({self.sequences}) must be a multiple of {together}, {ranks}batch.micro ({self.micro}); "
+            f"set batch.sequences to {-(-self.sequences // together) * together}{smaller}"
         )
 
 

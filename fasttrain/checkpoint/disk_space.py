@@ -17,8 +17,6 @@ from fasttrain.checkpoint.retention import expendable, quarantined
 from fasttrain.fs import DISK_RESERVE, DISK_SLACK, StatVfs, free_bytes
 from fasttrain.units import disk_size
 
-_STATE = 12  # bytes per parameter: the weight and AdamW's two moments, fp32
-
 
 @dataclass(frozen=True, kw_only=True)
 class DiskSpace:
@@ -39,10 +37,10 @@ class DiskSpace:
         return f"{numbers}; free some, or keep fewer checkpoints (checkpoint.keep_last, keep_every)"
 
 
-def checkpoint_bytes(directory: Path, parameters: int) -> int:
-    """Of the run's next checkpoint: as its last one, or by the number of parameters."""
+def checkpoint_bytes(directory: Path, estimate: int) -> int:
+    """Size of the run's next checkpoint: that of its last one, or the estimate (flops.state_bytes)."""
     existing = list_checkpoints(directory)
-    return existing[-1].bytes if existing else _STATE * parameters
+    return existing[-1].bytes if existing else estimate
 
 
 def before_run(

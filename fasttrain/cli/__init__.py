@@ -1,6 +1,7 @@
-"""The command `fasttrain`: finds the module of a command by its name, and gives it the rest of the line.
+"""The command `fasttrain`: finds a command by its name, and gives it the rest of the line.
 
-Modules are imported when they are called: `fasttrain --help` does not wait for torch.
+A module is imported when its command is called, and imports torch once its arguments are right: neither --help nor a
+mistake waits for seconds.
 """
 
 from __future__ import annotations
@@ -15,23 +16,24 @@ from typing import NamedTuple
 class Command(NamedTuple):
     module: str
     purpose: str
+    function: str = "main"
 
 
 COMMANDS = {
     "train": Command("fasttrain.train", "train a model; the same as python -m fasttrain.train"),
     "plan": Command("fasttrain.cli.plan", "what a run will be: sizes, memory, speed, days, cost"),
-    "doctor": Command("fasttrain.cli.doctor", "what this machine has and lacks, and what runs will use"),
-    "verify-resume": Command("fasttrain.cli.verify_resume", "try whether a killed run goes on bitwise"),
+    "doctor": Command("fasttrain.cli.doctor", "what this machine has and lacks, and what a run will use"),
+    "verify-resume": Command("fasttrain.cli.verify_resume", "try whether a killed run resumes bit-for-bit"),
     "data prepare": Command("fasttrain.cli.data_prepare", "make a dataset of text, JSONL or Parquet"),
     "data lint": Command("fasttrain.cli.data_lint", "look for what is wrong with a dataset"),
     "data locate": Command("fasttrain.cli.data_locate", "which documents a step trained on, and back"),
     "export": Command("fasttrain.cli.export", "write a Hugging Face checkpoint of a run"),
     "generate": Command("fasttrain.cli.generate", "continue a text with the model of a run"),
     "eval": Command("fasttrain.cli.eval", "score a run: loss, perplexity, bits per byte, benchmark tasks"),
-    "report": Command("fasttrain.cli.report", "a page with the curves and incidents of runs"),
-    "checkpoint list": Command("fasttrain.cli.checkpoint_list", "show the checkpoints of a run"),
-    "checkpoint verify": Command("fasttrain.cli.checkpoint_verify", "look for damage in checkpoints"),
-    "checkpoint prune": Command("fasttrain.cli.checkpoint_prune", "delete old checkpoints of a run"),
+    "report": Command("fasttrain.cli.report", "a page with the curves and events of runs"),
+    "checkpoint list": Command("fasttrain.cli.checkpoint", "show the checkpoints of a run", "list_command"),
+    "checkpoint verify": Command("fasttrain.cli.checkpoint", "look for corrupt checkpoints", "verify_command"),
+    "checkpoint prune": Command("fasttrain.cli.checkpoint", "delete old checkpoints of a run", "prune_command"),
 }
 
 
@@ -41,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for length in (2, 1):  # "data prepare", then "train"
         name = " ".join(words[:length])
         if name in COMMANDS:
-            return importlib.import_module(COMMANDS[name].module).main(words[length:])
+            command = COMMANDS[name]
+            return getattr(importlib.import_module(command.module), command.function)(words[length:])
     if words and words[0] not in ("-h", "--help"):
         inside = [name for name in COMMANDS if name.startswith(f"{words[0]} ")]
         if not inside or words[1:2] not in ([], ["-h"], ["--help"]):
@@ -64,7 +67,3 @@ def _unknown(words: list[str], inside: list[str]) -> str:
     near = difflib.get_close_matches(asked, inside or COMMANDS, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(inside or COMMANDS)}"
     return f"fasttrain: error: there is no command {asked!r}; {hint}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -15,8 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from fasttrain.cli.errors import user_errors
-from fasttrain.data import AnyDataset, Described, ForeignDataset, open_dataset
-from fasttrain.data.lint import Finding, Report, lint
+from fasttrain.cli.options import at_least, console
+from fasttrain.units import plural
+
+if TYPE_CHECKING:
+    from fasttrain.data import AnyDataset
+    from fasttrain.data.lint import LintFinding, LintReport
 
 STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 PLOTS = (".png", ".svg")
@@ -28,15 +33,17 @@ def main(arguments: Sequence[str]) -> int:
     """Exit code 0: clean; 1: errors, or warnings with --strict; 2: a mistake in the command."""
     options = _parser().parse_args(arguments)
     with user_errors("fasttrain data lint"):
+        from fasttrain.data.lint import lint
+
         if options.plot is not None:
             from fasttrain.data.lint.plot import draw  # before the work, so that a missing matplotlib shows at once
         dataset = _opened(options)
         names = options.split or dataset.splits
         total = sum(len(dataset.split(name)) for name in names)
-        console = Console(stderr=True)
+        screen = Console(stderr=True)
         with Progress(
             TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TextColumn("million tokens"),
-            TimeRemainingColumn(), console=console, transient=True, disable=options.quick or not console.is_terminal,
+            TimeRemainingColumn(), console=screen, transient=True, disable=options.quick or not screen.is_terminal,
         ) as bar:  # fmt: skip
             task = bar.add_task("", total=round(total / MILLION))
             report = lint(
@@ -45,20 +52,22 @@ def main(arguments: Sequence[str]) -> int:
                 quick=options.quick,
                 sequence=options.sequence,
                 max_examples=options.max_examples,
-                progress=lambda tokens: bar.advance(task, tokens / MILLION),
+                on_progress=lambda tokens: bar.advance(task, tokens / MILLION),
             )
         if options.json is not None:
             options.json.write_text(report.to_json(), "utf-8")
         if options.plot is not None:
             draw(report, options.plot)
-    _print(report, _console())
+    _print(report, console())
     return report.exit_code(strict=options.strict)
 
 
 def _opened(options: argparse.Namespace) -> AnyDataset:
+    from fasttrain.data import Described, ExternalDataset, open_dataset
+
     described = Described(options.tokenizer, options.vocab, options.separator)
     dataset = open_dataset(options.path, described)
-    if described and not isinstance(dataset, ForeignDataset):
+    if described and not isinstance(dataset, ExternalDataset):
         raise ValueError(
             f"--tokenizer, --vocab and --separator are for data that does not say: {dataset.path} is a prepared "
             "dataset and does; leave them out"
@@ -75,18 +84,14 @@ def _parser() -> argparse.ArgumentParser:
     for name, kind in (("tokenizer", Path), ("vocab", int), ("separator", int)):
         parser.add_argument(f"--{name}", type=kind, help=f"as data.{name} of a run, for data that does not say")
     parser.add_argument("--split", action="append", metavar="NAME", help="only this split (repeatable)")
-    parser.add_argument("--sequence", type=_count, metavar="N", help="tokens of a sample, to compare documents with")
+    parser.add_argument(
+        "--sequence", type=at_least(0), metavar="N", help="tokens of a sample, to compare documents with"
+    )
     parser.add_argument("--strict", action="store_true", help="fail on warnings too")
-    parser.add_argument("--max-examples", type=_count, default=3, metavar="N", help="of each finding (default: 3)")
+    parser.add_argument("--max-examples", type=at_least(0), default=3, metavar="N", help="of each finding (default: 3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all findings")
     parser.add_argument("--plot", type=_plot_file, metavar="FILE", help="draw a picture: .png or .svg")
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text} must be 0 or a larger number")
-    return int(text)
 
 
 def _plot_file(text: str) -> Path:
@@ -95,13 +100,8 @@ def _plot_file(text: str) -> Path:
     return Path(text)
 
 
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=120)  # a file has no width of its own
-
-
-def _print(report: Report, console: Console) -> None:
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
+def _print(report: LintReport, screen: Console) -> None:
+    table = Table(box=box.SIMPLE_HEAD if screen.is_terminal else None, pad_edge=False)
     table.add_column("", no_wrap=True)
     table.add_column("check", no_wrap=True)
     table.add_column("split", no_wrap=True)
@@ -112,28 +112,24 @@ def _print(report: Report, console: Console) -> None:
             table.add_section()
         split, style = finding.split, STYLES[finding.severity]
         table.add_row(f"[{style}]{finding.severity}[/]", finding.check, finding.split, escape(finding.text))
-    console.print(table)
+    screen.print(table)
     for finding in (*report.having("error"), *report.having("warning")):
-        _print_examples(finding, console)
+        _print_examples(finding, screen)
     errors, warnings = len(report.having("error")), len(report.having("warning"))
     what = "samples of " if report.quick else ""
-    console.print(
-        f"{_plural(errors, 'error')}, {_plural(warnings, 'warning')} in {what}{report.dataset}: "
+    screen.print(
+        f"{plural(errors, 'error')}, {plural(warnings, 'warning')} in {what}{report.dataset}: "
         f"{sum(report.read.values()) / 1e6:,.1f}M tokens in {report.seconds:.1f} s",
         soft_wrap=True,
     )
 
 
-def _print_examples(finding: Finding, console: Console) -> None:
+def _print_examples(finding: LintFinding, screen: Console) -> None:
     if not finding.examples:
         return
-    console.print(f"{finding.check} in {finding.split}, for example:", style=STYLES[finding.severity])
+    screen.print(f"{finding.check} in {finding.split}, for example:", style=STYLES[finding.severity])
     for example in finding.examples:
         document = "" if example.document is None else f"document {example.document:,}, "
         origin = "" if example.source is None else f", {example.source}"
-        console.print(f"  {document}token {example.offset:,}{origin}", markup=False, soft_wrap=True)
-        console.print(Padding(Text(repr(example.text)[:EXCERPT], overflow="fold"), (0, 0, 0, 4)))
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
+        screen.print(f"  {document}token {example.offset:,}{origin}", markup=False, soft_wrap=True)
+        screen.print(Padding(Text(repr(example.text)[:EXCERPT], overflow="fold"), (0, 0, 0, 4)))

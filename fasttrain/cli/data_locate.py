@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -16,9 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from fasttrain.cli.errors import user_errors
-from fasttrain.data.locate import Excerpt, Seen, documents_from, locate, seen, step_of_token, text_of
-from fasttrain.data.segments import read_segments, segment_at
-from fasttrain.metrics import read_metrics
+
+if TYPE_CHECKING:
+    from fasttrain.data.locate import Excerpt, Occurrence
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -31,9 +31,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _documents(options: argparse.Namespace) -> int:
+    from fasttrain.data.locate import locate, step_of_token
+    from fasttrain.metrics import read_metrics
+
     metrics = read_metrics(options.run)
     if options.token is not None:
-        # A run that goes on from another's checkpoint has no lines for the steps before.
+        # A run that resumes from another's checkpoint has no lines for the steps before.
         first = round(metrics[0]["step"]) if metrics else 1
         step = step_of_token([round(line["tokens"]) for line in metrics], options.token) + first
         steps = range(step, step + 1)
@@ -43,12 +46,16 @@ def _documents(options: argparse.Namespace) -> int:
         print(f"note: the run has trained {metrics[-1]['step']} steps; later ones are as they will be", file=sys.stderr)
     excerpts = (excerpt for step in steps for excerpt in locate(options.run, step - 1))
     if options.rank is not None:
-        excerpts = (excerpt for excerpt in excerpts if excerpt.rank == options.rank)
+        excerpts = (excerpt for excerpt in excerpts if excerpt.dp_rank == options.rank)
     _print(options, excerpts, _document_table())
     return 0
 
 
 def _steps(options: argparse.Namespace) -> int:
+    from fasttrain.data.locate import documents_from, occurrences
+    from fasttrain.data.segments import read_segments
+    from fasttrain.metrics import read_metrics
+
     done = max((round(line["step"]) for line in read_metrics(options.run)), default=0)
     documents = [options.document]
     if not options.document.isdigit():
@@ -59,7 +66,7 @@ def _steps(options: argparse.Namespace) -> int:
     places = [
         (int(document), place)
         for document in documents
-        for place in seen(options.run, int(document), component=options.component, stop=done)
+        for place in occurrences(options.run, int(document), component=options.component, stop=done)
     ]
     table = _table("step", "rank", "row", "document", "sample", "tokens of the stream")
     _print(options, iter(places), table)
@@ -72,7 +79,7 @@ def _print(options: argparse.Namespace, found: Iterator[Any], table: Table) -> N
     console = Console(width=None if sys.stdout.isatty() else 200)
     if options.json:
         for item in found:
-            print(json.dumps(_facts(item, options), default=str))
+            print(json.dumps(_line(item, options), default=str))
         return
     if options.text:
         for item in found:
@@ -84,36 +91,39 @@ def _print(options: argparse.Namespace, found: Iterator[Any], table: Table) -> N
     console.print(table)
 
 
-def _cells(item: Excerpt | tuple[int, Seen]) -> list[str]:
+def _cells(item: Excerpt | tuple[int, Occurrence]) -> list[str]:
     if isinstance(item, tuple):
         document, place = item
         span = f"{place.start:,} - {place.stop:,}"
-        return [str(place.step + 1), str(place.rank), str(place.row), str(document), str(place.sample), span]
-    cells = [str(item.step + 1), str(item.rank), str(item.row), item.component, f"{item.start:,} - {item.stop:,}"]
+        return [str(place.step + 1), str(place.dp_rank), str(place.row), str(document), str(place.sample), span]
+    cells = [str(item.step + 1), str(item.dp_rank), str(item.row), item.component, f"{item.start:,} - {item.stop:,}"]
     text = "" if item.bytes is None else f"{item.bytes[0]:,} - {item.bytes[1]:,}"
     return [*cells, "" if item.document is None else str(item.document), text, escape(str(item.source or ""))]
 
 
-def _title(item: Excerpt | tuple[int, Seen]) -> str:
+def _title(item: Excerpt | tuple[int, Occurrence]) -> str:
     document, place = item if isinstance(item, tuple) else (item.document, item)
-    where = f"step {place.step + 1}, rank {place.rank}, row {place.row}"
-    source = f": {item.source}" if isinstance(item, Excerpt) and item.source else ""
+    where = f"step {place.step + 1}, rank {place.dp_rank}, row {place.row}"
+    source = f": {item.source}" if not isinstance(item, tuple) and item.source else ""
     return f"{where}, document {'?' if document is None else document}{source}"
 
 
-def _text(item: Excerpt | tuple[int, Seen], options: argparse.Namespace) -> str:
+def _text(item: Excerpt | tuple[int, Occurrence], options: argparse.Namespace) -> str:
+    from fasttrain.data.locate import text_of
+    from fasttrain.data.segments import segment_at
+
     place = item[1] if isinstance(item, tuple) else item
     component = options.component if isinstance(item, tuple) else item.component
     return text_of(segment_at(options.run, place.step).open().datasets[component], place.start, place.stop)
 
 
-def _facts(item: Excerpt | tuple[int, Seen], options: argparse.Namespace) -> dict[str, Any]:
+def _line(item: Excerpt | tuple[int, Occurrence], options: argparse.Namespace) -> dict[str, Any]:
     if isinstance(item, tuple):
         document, place = item
-        facts = asdict(replace(place, step=place.step + 1)) | dict(document=document)
+        line = asdict(replace(place, step=place.step + 1)) | dict(document=document)
     else:
-        facts = asdict(replace(item, step=item.step + 1))
-    return facts | (dict(text=_text(item, options)) if options.text else {})
+        line = asdict(replace(item, step=item.step + 1))
+    return line | (dict(text=_text(item, options)) if options.text else {})
 
 
 def _document_table() -> Table:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -16,8 +16,10 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from fasttrain.cli.errors import user_errors
-from fasttrain.data import Dataset
-from fasttrain.data.prepare import Prepared, Progress, Settings, prepare
+from fasttrain.units import clock
+
+if TYPE_CHECKING:
+    from fasttrain.data.prepare import PreparationProgress, Prepared
 
 PROGRAM = "fasttrain data prepare"
 TRAINED = 8192  # tokens, where no tokenizer is asked for
@@ -26,7 +28,7 @@ INTERRUPTED = 130  # exit code, as shells have it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class InputOptions:
     """What is read."""
 
     text_key: str = "text"
@@ -40,7 +42,7 @@ class Reading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokens:
+class TokenOptions:
     """How text becomes tokens."""
 
     tokenizer: Annotated[str | None, tyro.conf.arg(metavar="PATH|bytes")] = None
@@ -52,21 +54,21 @@ class Tokens:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choosing:
+class DocumentOptions:
     """Which documents are kept, and for what."""
 
-    validation: float = Settings.validation
+    validation: float = 0.005
     """Share of the documents that is held out. The content of a document decides: adding others changes nothing."""
-    shortest: int = Settings.shortest
-    """Documents with fewer characters are left out."""
-    longest: int = Settings.longest
+    shortest: int = 16
+    """Documents with fewer characters are dropped."""
+    longest: int = 4 * 2**20
     """Documents with more bytes are cut at ends of lines."""
     keep_duplicates: bool = False
     """Keep documents that are equal to an earlier one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class PrepareOptions:
     inputs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
     """Files, directories, and patterns in quotes."""
     out: Path
@@ -74,41 +76,43 @@ class Options:
     workers: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Processes. By default one for each core."""
     restart: bool = False
-    """Begin anew, where an interrupted preparation would go on."""
-    reading: Reading = field(default_factory=Reading)
-    tokens: Tokens = field(default_factory=Tokens)
-    documents: Choosing = field(default_factory=Choosing)
+    """Begin anew, where an interrupted preparation would resume."""
+    reading: InputOptions = field(default_factory=InputOptions)
+    tokens: TokenOptions = field(default_factory=TokenOptions)
+    documents: DocumentOptions = field(default_factory=DocumentOptions)
 
 
 def main(arguments: Sequence[str]) -> int:
     options = tyro.cli(
-        Options,
+        PrepareOptions,
         args=list(arguments),
         prog=PROGRAM,
         description=(
             "Make a dataset of text files, source trees, JSONL (plain, .gz, .zst) and Parquet. Interrupted, the same "
-            "command goes on where it stopped."
+            "command resumes where it stopped."
         ),
         config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
     )
     console = Console(stderr=True, highlight=False)
     with user_errors(PROGRAM):
         try:
-            with _shown(console) as tell:
-                prepared = _prepare(options, tell)
+            with _shown(console) as on_progress:
+                prepared = _prepare(options, on_progress)
         except KeyboardInterrupt:
-            console.print("interrupted; the same command goes on where it stopped")
+            console.print("interrupted; the same command resumes where it stopped")
             return INTERRUPTED
         _summarize(prepared, Console(highlight=False))
     return 0
 
 
-def _prepare(options: Options, tell: Callable[[Progress], None]) -> Prepared:
+def _prepare(options: PrepareOptions, on_progress: Callable[[PreparationProgress], None]) -> Prepared:
     reading, tokens, choosing = options.reading, options.tokens, options.documents
     if tokens.tokenizer and tokens.train_tokenizer:
         raise ValueError("--tokenizer and --train-tokenizer are two ways to one thing; choose one")
     if options.workers is not None and options.workers < 1:
         raise ValueError(f"--workers ({options.workers}) must be 1 or more")
+    from fasttrain.data.prepare import Settings, prepare
+
     return prepare(
         options.inputs,
         options.out,
@@ -126,12 +130,12 @@ def _prepare(options: Options, tell: Callable[[Progress], None]) -> Prepared:
         format=reading.format,
         workers=options.workers,
         restart=options.restart,
-        tell=tell,
+        on_progress=on_progress,
     )
 
 
 @contextmanager
-def _shown(console: Console) -> Iterator[Callable[[Progress], None]]:
+def _shown(console: Console) -> Iterator[Callable[[PreparationProgress], None]]:
     """A bar on a terminal; elsewhere, a line now and then."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rate]}"))
     # refreshed by hand: workers are forked, and that should not happen beside a thread
@@ -139,7 +143,7 @@ def _shown(console: Console) -> Iterator[Callable[[Progress], None]]:
         task = bar.add_task("", rate="")
         stage, begin, first, told = "", 0.0, 0, 0.0
 
-        def tell(progress: Progress) -> None:
+        def on_progress(progress: PreparationProgress) -> None:
             nonlocal stage, begin, first, told
             now = time.monotonic()
             is_new = progress.stage != stage
@@ -152,26 +156,22 @@ def _shown(console: Console) -> Iterator[Callable[[Progress], None]]:
                 console.print(f"{stage} {rate}".rstrip(), soft_wrap=True)
                 told = now
 
-        yield tell
+        yield on_progress
 
 
-def _rate(progress: Progress, seconds: float, done: int) -> str:
+def _rate(progress: PreparationProgress, seconds: float, done: int) -> str:
     if not progress.total:
         return ""
     text = f"{progress.done / 1e6:,.0f} of {progress.total / 1e6:,.0f} MB, {progress.documents:,} documents"
     if not done or not seconds:
         return text
     speed = done / seconds
-    return f"{text}, {speed / 1e6:.1f} MB/s, {_clock((progress.total - progress.done) / speed)} left"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{text}, {speed / 1e6:.1f} MB/s, {clock((progress.total - progress.done) / speed)} left"
 
 
 def _summarize(prepared: Prepared, console: Console) -> None:
+    from fasttrain.data import Dataset
+
     dataset = Dataset(prepared.path)
     table = Table("", "documents", "tokens", "MB of text", "bytes per token", box=None)
     for column in table.columns[1:]:
@@ -181,9 +181,11 @@ def _summarize(prepared: Prepared, console: Console) -> None:
         table.add_row(name, *sizes, f"{split.bytes / split.tokens:.2f}")
     console.print(f"{prepared.path}: vocabulary of {dataset.vocab:,}, {dataset.manifest.dtype}", soft_wrap=True)
     console.print(table)
-    if prepared.left_out:
-        console.print(f"\nleft out, each with its file and line in {prepared.path}/left-out.jsonl:", soft_wrap=True)
-        for reason, count in prepared.left_out.items():
+    if prepared.dropped:
+        console.print(
+            f"\ndropped documents, each with its file and line in {prepared.path}/dropped.jsonl:", soft_wrap=True
+        )
+        for reason, count in prepared.dropped.items():
             console.print(
                 f"  {count:>9,} {reason:<13} first: {prepared.examples[reason]}", soft_wrap=True, markup=False
             )
@@ -192,7 +194,7 @@ def _summarize(prepared: Prepared, console: Console) -> None:
     if "validation" not in dataset.manifest.splits:
         console.print(
             "\nno document was held out, and training has nothing to validate on: add documents, raise --validation, "
-            "or cut long ones with --longest",
+            "or split long ones with --longest",
             soft_wrap=True,
         )
     console.print(f"\nnext: fasttrain train --data.path {prepared.path}", soft_wrap=True)

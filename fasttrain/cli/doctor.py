@@ -1,6 +1,6 @@
-"""fasttrain doctor: what this machine has, what a run will make of it, and what is missing and how to get it.
+"""fasttrain doctor: what this machine has, what a run will use of it, and what is missing and how to get it.
 
-Runs every op once against its reference, and measures matrix products, memory and the disk.
+Runs every op once against its reference, and measures matmuls, memory and the disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.markup import escape
 from fasttrain.cli.errors import user_errors
 from fasttrain.cli.parse import load
 from fasttrain.recipes import RECIPES
-from fasttrain.tools.doctor import Finding, examine
+from fasttrain.tools.doctor import MachineFinding
 
 PROGRAM = "fasttrain doctor"
 STYLES = {"ok": "default", "missing": "cyan", "warning": "yellow", "broken": "bold red"}
@@ -27,6 +27,8 @@ def main(arguments: Sequence[str]) -> int:
     """Exit code 0: nothing that a run needs is broken; 1: something is; 2: a mistake in the command."""
     options, rest = _parser().parse_known_args(arguments)
     settings = load(rest, RECIPES, PROGRAM)
+    from fasttrain.tools.doctor.examine import examine
+
     with user_errors(PROGRAM):
         findings = []
         console = Console(highlight=False, soft_wrap=True)
@@ -46,12 +48,12 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if broken else 0
 
 
-def _show(finding: Finding, console: Console) -> None:
+def _show(finding: MachineFinding, console: Console) -> None:
     mark = "" if finding.level == "ok" else f"  <- {finding.level}"
     console.print(f"  {finding.name:<24} [{STYLES[finding.level]}]{escape(finding.value)}{mark}[/]")
 
 
-def _conclude(findings: list[Finding], console: Console) -> None:
+def _conclude(findings: list[MachineFinding], console: Console) -> None:
     """The remedies, the gravest first."""
     for level, title in (("broken", "broken"), ("warning", "suspicious"), ("missing", "missing, and worth having")):
         concerned = [finding for finding in findings if finding.level == level]

@@ -7,20 +7,18 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fasttrain.cli.checkpoints import console, table
-from fasttrain.cli.devices import add_device, positive, runtime_of
 from fasttrain.cli.errors import user_errors
-from fasttrain.distributed.runtime import Runtime
-from fasttrain.tools.evaluate import record, score_sets, set_line, task_lines
-from fasttrain.tools.evaluate.sets import WHOLE
-from fasttrain.tools.report import write_report
-from fasttrain.tools.trained_model import TrainedModel, load_model
+from fasttrain.cli.options import RUN_HELP, add_device, at_least, console, runtime_of, table
+
+if TYPE_CHECKING:
+    from fasttrain.distributed.runtime import Runtime
+    from fasttrain.tools.trained_model import TrainedModel
 
 PROGRAM = "fasttrain eval"
 
@@ -28,10 +26,16 @@ PROGRAM = "fasttrain eval"
 def main(arguments: Sequence[str]) -> int:
     """Exit code 0: scored; 1: a loss is worse than guessing; 2: a mistake in the command."""
     options = _parser().parse_args(arguments)
-    with user_errors(PROGRAM), runtime_of(options) as runtime:
+    with user_errors(PROGRAM):
         _check(options)
+    from fasttrain.rundir import RunDir
+    from fasttrain.tools.evaluate import record
+    from fasttrain.tools.report.page import write_report
+    from fasttrain.tools.trained_model import load_model
+
+    with user_errors(PROGRAM), runtime_of(options) as runtime:
         if options.tasks:
-            import fasttrain.tools.evaluate.harness  # noqa: F401  (before the work: a missing package shows at once)
+            import fasttrain.tools.harness  # noqa: F401  (before the work: a missing package shows at once)
         loaded = load_model(
             options.run, device=runtime.device, dtype=runtime.dtype, data=options.data, tokenizer=options.tokenizer
         )
@@ -42,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
             _show(options, loaded, lines)
             if loaded.run is not None:
                 record(loaded.run, lines)
-                if (page := loaded.run / "report.html").exists():
+                if (page := RunDir(loaded.run).report).exists():
                     write_report([loaded.run], page)
     return 1 if any(line.get("suspicion") for line in lines) else 0
 
@@ -56,6 +60,8 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _set_lines(options: argparse.Namespace, loaded: TrainedModel, runtime: Runtime) -> list[dict[str, Any]]:
+    from fasttrain.tools.evaluate import WHOLE, score_sets, set_line
+
     if changed := loaded.changed_data():
         print(f"note: {changed}", file=sys.stderr)
     lines = []
@@ -69,7 +75,8 @@ def _set_lines(options: argparse.Namespace, loaded: TrainedModel, runtime: Runti
 
 
 def _task_lines(options: argparse.Namespace, loaded: TrainedModel) -> list[dict[str, Any]]:
-    from fasttrain.tools.evaluate.harness import Harness, run_tasks
+    from fasttrain.tools.evaluate import task_lines
+    from fasttrain.tools.harness import Harness, run_tasks
 
     harness = Harness(loaded, batch=options.batch or loaded.settings.batch.micro)
     results = run_tasks(
@@ -132,22 +139,22 @@ def _right(rows: Table) -> Table:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__, allow_abbrev=False)
-    parser.add_argument("run", metavar="RUN[@STEP]", help="a run, one of its steps, or a checkpoint's own directory")
+    parser.add_argument("run", metavar="RUN[@STEP]", help=RUN_HELP)
     sets = parser.add_argument_group("sets: the run's held-out documents and validation.sets, and")
     sets.add_argument(
         "--set", action="append", default=[], type=_named, metavar="NAME=PATH", help="one more dataset; repeatable"
     )
-    sets.add_argument("--sequences", type=positive, metavar="N", help="of each set, at most; default: the whole set")
+    sets.add_argument("--sequences", type=at_least(1), metavar="N", help="of each set, at most; default: the whole set")
     tasks = parser.add_argument_group(
         "tasks of lm-evaluation-harness (pip install 'fasttrain[eval]'), without the sets"
     )
     tasks.add_argument("--tasks", type=_names, default=[], metavar="A,B", help="names of tasks or groups")
     tasks.add_argument("--fewshot", type=int, metavar="N", help="examples before each question; default: the task's")
-    tasks.add_argument("--limit", type=positive, metavar="N", help="questions of each task, to try it; default: all")
+    tasks.add_argument("--limit", type=at_least(1), metavar="N", help="questions of each task, to try it; default: all")
     tasks.add_argument("--include-path", type=Path, metavar="DIR", help="a directory with tasks of your own")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each result")
     parser.add_argument(
-        "--batch", type=positive, metavar="N", help="sequences at a time; default: batch.micro of the run"
+        "--batch", type=at_least(1), metavar="N", help="sequences at a time; default: batch.micro of the run"
     )
     parser.add_argument("--data", type=Path, metavar="PATH", help="where the run's data is now, if not where it was")
     parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json, of data that comes without one")

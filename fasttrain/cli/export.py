@@ -10,49 +10,53 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fasttrain.checkpoint import find
-from fasttrain.cli.checkpoints import size
 from fasttrain.cli.errors import user_errors
-from fasttrain.hf.directory import check_is_free
-from fasttrain.hf.export import SHARD, WITHOUT, Exported, Source, describe, export
-from fasttrain.hf.weights import DTYPES, weights
-from fasttrain.tools.plan.quantities import parse_bytes
+from fasttrain.units import disk_size, parse_bytes
+
+if TYPE_CHECKING:
+    from fasttrain.hf.export import Exported, ExportSource
 
 PROGRAM = "fasttrain export"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 0: written; 2: a mistake in the command, or a damaged checkpoint."""
+    """Exit code 0: written; 2: a mistake in the command, or a corrupt checkpoint."""
     options = _parser().parse_args(arguments)
     with user_errors(PROGRAM):
-        check_is_free(options.out)
+        from fasttrain.checkpoint import find
+        from fasttrain.distributed.runtime import DTYPES
+        from fasttrain.fs import check_is_new
+        from fasttrain.hf.export import describe, export, weights
+
+        check_is_new(options.out)
         checkpoint = find(options.run)
         source = describe(checkpoint, options.tokenizer)
         total = weights(checkpoint, source.settings.model, DTYPES[options.dtype]).bytes
         screen = Console(stderr=True, highlight=False)
-        with screen.status(f"comparing {checkpoint.path} with its checksums, {size(checkpoint.bytes)}"):
+        with screen.status(f"comparing {checkpoint.path} with its checksums, {disk_size(checkpoint.bytes)}"):
             checkpoint.verify()
         with _progress(screen) as progress:
             task = progress.add_task("writing", total=total)
             result = export(
                 source, options.out, dtype=options.dtype, shard=options.shard_size,
-                report=lambda written: progress.advance(task, written),
+                on_progress=lambda written: progress.advance(task, written),
             )  # fmt: skip
     _tell(result, source, options.dtype)
     return 0
 
 
-def _tell(result: Exported, source: Source, dtype: str) -> None:
+def _tell(result: Exported, source: ExportSource, dtype: str) -> None:
     """What is where, and what can be done with it."""
     family = "Qwen3" if source.settings.model.qk_norm else "Llama"
     where = f"step {source.checkpoint.step} of {source.run}"
     print(f"{result.path}: {family}, {result.parameters:,} parameters in {dtype}, {where}")
     for name, length in result.files.items():
-        print(f"  {name:<36}{size(length):>10}")
+        print(f"  {name:<36}{disk_size(length):>10}")
     if source.tokenizer is None:
         print("without a tokenizer, so that texts are tokens only; --tokenizer tokenizer.json adds one")
     print("\nnext:")
@@ -90,20 +94,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new or an empty directory")
     parser.add_argument(
         "--dtype",
-        choices=list(DTYPES),
+        choices=("fp32", "bf16"),
         default="fp32",
         help="of the weights: fp32 as they were trained (default), or bf16, rounded to nearest",
     )
     parser.add_argument(
         "--shard-size",
         type=_bytes,
-        default=SHARD,
+        default=5 * 10**9,
         metavar="BYTES",
-        help=f"of a file of weights, at most: 5GB (default: {SHARD // 10**9}GB), 500MB, ...",
+        help="of a file of weights, at most: 5GB (default), 500MB, ...",
     )
     parser.add_argument(
         "--tokenizer",
         metavar="FILE",
-        help=f"a tokenizer.json, in place of that of the run's data; {WITHOUT}: export without one",
+        help="a tokenizer.json, in place of that of the run's data; none: export without one",
     )
     return parser

@@ -9,19 +9,21 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fasttrain.cli.devices import add_device, positive, runtime_of
 from fasttrain.cli.errors import user_errors
-from fasttrain.tools.generate import Continuation, Sampling, TextStream, generate
-from fasttrain.tools.trained_model import TrainedModel, load_model
+from fasttrain.cli.options import RUN_HELP, add_device, at_least, runtime_of
+
+if TYPE_CHECKING:
+    from fasttrain.tools.generate import Continuation, Sampling
+    from fasttrain.tools.trained_model import TrainedModel
 
 PROGRAM = "fasttrain generate"
 
 
 @dataclass(frozen=True)
-class Text:
-    """One to generate."""
+class TextRequest:
+    """A text to generate."""
 
     prompt: str
     ids: list[int]  # with the separator before it
@@ -32,10 +34,13 @@ def main(arguments: Sequence[str]) -> int:
     """Exit code 0: all texts are there; 2: a mistake in the command."""
     options = _parser().parse_args(arguments)
     with user_errors(PROGRAM):
+        prompts = _prompts(options)
+        from fasttrain.tools.generate import Sampling
+        from fasttrain.tools.trained_model import load_model
+
         sampling = Sampling(
             temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed
         )
-        prompts = _prompts(options)
         with runtime_of(options) as runtime:
             loaded = load_model(
                 options.run,
@@ -72,20 +77,22 @@ class Writer:
                 tokens += len(made.ids)
                 cut += made.ended == "context"
                 if options.json:
-                    print(json.dumps(self._facts(text, made)), flush=True)
+                    print(json.dumps(self._line(text, made)), flush=True)
         seconds = time.perf_counter() - began
         if cut:
             limit = self._loaded.model.sequence
-            print(f"note: {cut} of {len(texts)} ended at {limit} tokens, all that the model knows", file=sys.stderr)
+            print(f"note: {cut} of {len(texts)} ended at {limit} tokens, the context length", file=sys.stderr)
         print(f"{tokens} tokens in {seconds:.2f} s: {tokens / seconds:.0f} tokens/s", file=sys.stderr)
 
-    def _samples(self, prompt: str) -> list[Text]:
+    def _samples(self, prompt: str) -> list[TextRequest]:
         separator = self._loaded.separator
         begin = [] if separator is None else [separator]
         ids = [*begin, *self._tokenizer.encode(prompt, add_special_tokens=False).ids]
-        return [Text(prompt, ids, sample) for sample in range(self._options.samples)]
+        return [TextRequest(prompt, ids, sample) for sample in range(self._options.samples)]
 
-    def _generate(self, batch: Sequence[Text]) -> Iterator[list[Continuation]]:
+    def _generate(self, batch: Sequence[TextRequest]) -> Iterator[list[Continuation]]:
+        from fasttrain.tools.generate import generate
+
         separator, on = self._loaded.separator, self._options.ignore_end
         return generate(
             self._loaded.model,
@@ -98,7 +105,7 @@ class Writer:
             vocab=self._vocab,
         )
 
-    def _facts(self, text: Text, made: Continuation) -> dict[str, Any]:
+    def _line(self, text: TextRequest, made: Continuation) -> dict[str, Any]:
         return dict(
             prompt=text.prompt,
             text=self._tokenizer.decode(made.ids),
@@ -111,9 +118,11 @@ class Writer:
 
 
 def _show(
-    batch: Sequence[Text], steps: Iterator[list[Continuation]], tokenizer: Any, *, titled: bool
+    batch: Sequence[TextRequest], steps: Iterator[list[Continuation]], tokenizer: Any, *, titled: bool
 ) -> list[Continuation]:
     """The first text that has not ended, token by token; then at once what the next one has so far, and so on."""
+    from fasttrain.tools.generate import TextStream
+
     streams, shown, current = [TextStream(tokenizer) for _ in batch], [0] * len(batch), -1
     made: list[Continuation] = []
     for made in steps:
@@ -130,7 +139,7 @@ def _show(
     return made
 
 
-def _begin(batch: Sequence[Text], number: int, *, titled: bool) -> int:
+def _begin(batch: Sequence[TextRequest], number: int, *, titled: bool) -> int:
     if number < len(batch):
         if titled:
             _print(f"--- sample {batch[number].sample} ---\n")
@@ -180,32 +189,31 @@ def _prompts(options: argparse.Namespace) -> list[str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__, allow_abbrev=False)
-    parser.add_argument("run", metavar="RUN[@STEP]", help="a run, one of its steps, or a checkpoint's own directory")
+    parser.add_argument("run", metavar="RUN[@STEP]", help=RUN_HELP)
     what = parser.add_argument_group("what to continue")
     what.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="repeatable; empty: a new document")
     what.add_argument(
         "--prompt-file", action="append", default=[], type=Path, metavar="FILE", help="a text file, - for the input"
     )
     what.add_argument("--interactive", action="store_true", help="ask for prompts, one a line")
-    what.add_argument("--samples", type=positive, default=1, metavar="N", help="texts for each prompt (1)")
+    what.add_argument("--samples", type=at_least(1), default=1, metavar="N", help="texts for each prompt (1)")
     how = parser.add_argument_group("how")
-    defaults = Sampling()
-    how.add_argument("--tokens", type=positive, default=128, metavar="N", help="length of a continuation (128)")
+    how.add_argument("--tokens", type=at_least(1), default=128, metavar="N", help="length of a continuation (128)")
     how.add_argument(
-        "--temperature", type=float, default=defaults.temperature, metavar="T",
-        help=f"above 1: more daring; 0: the likeliest token, always ({defaults.temperature})",
+        "--temperature", type=float, default=0.8, metavar="T",
+        help="above 1: more daring; 0: the likeliest token, always (0.8)",
     )  # fmt: skip
     how.add_argument(
-        "--top-k", type=int, default=defaults.top_k, metavar="K",
-        help=f"only the K likeliest tokens; 0: all ({defaults.top_k})",
+        "--top-k", type=int, default=40, metavar="K",
+        help="only the K likeliest tokens; 0: all (40)",
     )  # fmt: skip
     how.add_argument(
-        "--top-p", type=float, default=defaults.top_p, metavar="P",
-        help=f"of these, only the likeliest that have P of the probability together ({defaults.top_p:g})",
+        "--top-p", type=float, default=1.0, metavar="P",
+        help="of these, only the likeliest that have P of the probability together (1)",
     )  # fmt: skip
     how.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed gives the same text (0)")
-    how.add_argument("--ignore-end", action="store_true", help="never end a document: go on to the last token")
-    how.add_argument("--batch", type=positive, default=8, metavar="N", help="texts at a time (8)")
+    how.add_argument("--ignore-end", action="store_true", help="never end a document before the last token")
+    how.add_argument("--batch", type=at_least(1), default=8, metavar="N", help="texts at a time (8)")
     how.add_argument("--json", action="store_true", help="a line of JSON for each text, once it has ended")
     where = parser.add_argument_group("where")
     where.add_argument(

@@ -22,12 +22,11 @@ from fasttrain.fs import free_bytes
 from fasttrain.gpus import find_gpu, gpus
 from fasttrain.recipes import RECIPES
 from fasttrain.tools.plan.advice import advice, largest_model, remedies, scaling, search, summary_of
-from fasttrain.tools.plan.sizes import dataset_tokens, vocab_of
-from fasttrain.tools.plan.estimate import Place, Plan, outlook
+from fasttrain.tools.plan.estimate import Hardware, Plan, estimate
 from fasttrain.tools.plan.page import write_page
-from fasttrain.tools.plan.quantities import gib, parse_bytes, parse_count, stated_size
 from fasttrain.tools.plan.screen import show, show_options
-from fasttrain.tools.plan.sizes import Stated, sizes
+from fasttrain.tools.plan.sizes import Stated, dataset_tokens, sizes, stated_size, vocab_of
+from fasttrain.units import memory_size, parse_bytes, parse_count
 
 PROGRAM = "fasttrain plan"
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn")
@@ -41,8 +40,8 @@ def main(arguments: Sequence[str]) -> int:
     settings = load([*_sources(options), *rest], RECIPES, PROGRAM)
     try:
         vocab = vocab_of(settings)
-        place = _place(options)
-        plan = _plan(options, settings, place, vocab, _stated(options, settings))
+        hardware = _hardware(options)
+        plan = _plan(options, settings, hardware, vocab, _stated(options, settings))
     except (ValueError, OSError) as error:
         parser.error(str(error))
     problems = _problems(plan)
@@ -70,8 +69,9 @@ def _problems(plan: Plan) -> list[str]:
         remedy = "lower batch.micro, or make the model smaller"
         if _has_advice(plan):
             remedy = "; or ".join(remedies(plan))
-        place = plan.place
-        found.append(f"{gib(plan.memory.bytes)} do not fit in {gib(place.memory)} of a {place.gpu.name}; {remedy}")
+        hardware = plan.hardware
+        needed, limit = memory_size(plan.memory.bytes), memory_size(hardware.memory)
+        found.append(f"{needed} do not fit in {limit} of a {hardware.gpu.name}; {remedy}")
     return found
 
 
@@ -84,11 +84,11 @@ def _answer(plan: Plan, options: argparse.Namespace) -> dict[str, object]:
     answer = plan.json()
     if not plan.measured:
         answer["scaling"] = scaling(plan)
-    settings, place, vocab = plan.settings, plan.place, plan.sizes.vocab
+    settings, hardware, vocab = plan.settings, plan.hardware, plan.sizes.vocab
     if options.search and _has_advice(plan):
-        found = search(settings, place, vocab=vocab)
+        found = search(settings, hardware, vocab=vocab)
         answer["search"] = [{"settings": option.settings} | _figures(option.plan) for option in found]
-    if options.fit is not None and (fit := largest_model(settings, place, vocab=vocab)):
+    if options.fit is not None and (fit := largest_model(settings, hardware, vocab=vocab)):
         model = {name: getattr(fit.model, name) for name in SHAPE}
         largest = {"parameters": fit.parameters, "model": model, "settings": fit.option.settings}
         answer["fit"] = largest | _figures(fit.option.plan)
@@ -97,48 +97,48 @@ def _answer(plan: Plan, options: argparse.Namespace) -> dict[str, object]:
 
 def _show(plan: Plan, options: argparse.Namespace) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
-    settings, place, vocab = plan.settings, plan.place, plan.sizes.vocab
+    settings, hardware, vocab = plan.settings, plan.hardware, plan.sizes.vocab
     show(plan, console, advice(plan) if _has_advice(plan) and plan.fits else [])
     if options.search and _has_advice(plan):
-        show_options(search(settings, place, vocab=vocab), console, "the best that fit")
+        show_options(search(settings, hardware, vocab=vocab), console, "the best that fit")
     if options.fit is not None:
-        _show_fit(settings, place, vocab, console)
+        _show_fit(settings, hardware, vocab, console)
 
 
-def _plan(options: argparse.Namespace, settings: Config, place: Place, vocab: int, stated: Stated) -> Plan:
+def _plan(options: argparse.Namespace, settings: Config, hardware: Hardware, vocab: int, stated: Stated) -> Plan:
     if options.gpu != "cpu":
-        return outlook(settings, place, vocab=vocab, stated=stated)
+        return estimate(settings, hardware, vocab=vocab, stated=stated)
     import torch
 
     import fasttrain.train  # noqa: F401  what a run loads before anything else
     from fasttrain.distributed.parallelize import should_compile
-    from fasttrain.tools.plan.cpu import cpu_outlook, resident_memory
+    from fasttrain.tools.plan.cpu import estimate_on_cpu, resident_memory
 
     runtime: Any = SimpleNamespace(device=torch.device("cpu"))
     flops = sizes(settings, vocab=vocab).flops
     compiled, _ = should_compile(settings.parallel, runtime, flops)
-    return cpu_outlook(settings, vocab=vocab, process=resident_memory(), stated=stated, compiled=compiled)
+    return estimate_on_cpu(settings, vocab=vocab, process=resident_memory(), stated=stated, compiled=compiled)
 
 
-def _place(options: argparse.Namespace) -> Place:
+def _hardware(options: argparse.Namespace) -> Hardware:
     if options.gpu == "cpu":
-        from fasttrain.tools.plan.cpu import cpu_place
+        from fasttrain.tools.plan.cpu import cpu_hardware
 
         if options.gpus != 1:
             raise ValueError(f"--gpus {options.gpus}: cpu is this machine, and one rank; leave --gpus out")
-        return cpu_place()
+        return cpu_hardware()
     memory = None
     if options.fit is not None:
         memory = parse_bytes(options.fit) * (1.0 if "i" in options.fit.lower() else CARD)
     name = options.gpu or (_smallest_with(memory) if memory else None)
     if name is None:
-        raise ValueError(f"--gpu says what the run is to run on: {', '.join(gpus())}, or cpu")
+        raise ValueError(f"--gpu is required; one of {', '.join(gpus())}, or cpu")
     for given in ("gpus", "gpus_per_node"):
         if (getattr(options, given) or 1) < 1:
             raise ValueError(f"--{given.replace('_', '-')} must be at least 1")
     network = options.network * 1e9 / 8 if options.network else None
     node = min(options.gpus_per_node, options.gpus) if options.gpus_per_node else None
-    return Place.of(
+    return Hardware.of(
         find_gpu(name), options.gpus, node=node, network=network, memory=memory, price=options.price
     )  # fmt: skip
 
@@ -151,18 +151,19 @@ def _smallest_with(memory: float) -> str:
 def _stated(options: argparse.Namespace, settings: Config) -> Stated:
     size, size_from = _size(options, settings)
     dataset = {"": parse_count(options.dataset_tokens)} if options.dataset_tokens else dataset_tokens(settings)
-    room, room_from = None, ""
+    disk, disk_from = None, ""
     if options.disk is not None:
-        room, room_from = parse_bytes(options.disk), "--disk"
+        disk, disk_from = parse_bytes(options.disk), "--disk"
     elif options.gpu == "cpu" or settings.out.exists():  # the run is to be here
-        room, room_from = free_bytes(settings.out), str(settings.out)
+        disk, disk_from = free_bytes(settings.out), str(settings.out)
     return Stated(
         size=size,
         size_from=size_from,
+        size_is_a_name=not options.size,
         tokens=parse_count(options.tokens) if options.tokens else None,
         dataset=dataset,
-        room=room,
-        room_from=room_from,
+        disk=disk,
+        disk_from=disk_from,
     )
 
 
@@ -181,20 +182,20 @@ def _figures(plan: Plan) -> dict[str, object]:
     return {key: value for key, value in plan.json().items() if key in keys}
 
 
-def _show_fit(settings: Config, place: Place, vocab: int, console: Console) -> None:
-    best = search(settings, place, vocab=vocab, best=3)
+def _show_fit(settings: Config, hardware: Hardware, vocab: int, console: Console) -> None:
+    best = search(settings, hardware, vocab=vocab, best=3)
     if best:
-        show_options(best, console, f"the best settings for this model in {gib(place.memory)}")
-    fit = largest_model(settings, place, vocab=vocab)
+        show_options(best, console, f"the best settings for this model in {memory_size(hardware.memory)}")
+    fit = largest_model(settings, hardware, vocab=vocab)
     if fit is None:
-        console.print(f"no model of these proportions fits in {gib(place.memory)}")
+        console.print(f"no model of these proportions fits in {memory_size(hardware.memory)}")
         return
     title = f"the largest model in these proportions: {summary_of(fit)}"
     show_options([fit.option], console, title)
     tokens = 20 * fit.parameters
-    days = tokens / (fit.option.plan.speed.rate * place.gpus) / 86_400
+    days = tokens / (fit.option.plan.speed.rate * hardware.gpus) / 86_400
     console.print(
-        f"  20 tokens per parameter are {tokens / 1e9:,.1f}B, {days:,.0f} days on {place.gpus} {place.gpu.name}",
+        f"  20 tokens per parameter are {tokens / 1e9:,.1f}B, {days:,.0f} days on {hardware.gpus} {hardware.gpu.name}",
         highlight=False,
     )
 
@@ -218,7 +219,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", metavar="N", help="tokens that the run is said to see, as 12.8B")
     parser.add_argument("--dataset-tokens", metavar="N", help="tokens of the dataset, if it is not here")
     parser.add_argument(
-        "--disk", metavar="SIZE", help="room for checkpoints, as 10TB; default: free space, if --out exists here"
+        "--disk",
+        metavar="SIZE",
+        help="disk space for checkpoints, as 10TB; default: what is free where --out exists",
     )
     parser.add_argument("--search", action="store_true", help="try all combinations of settings, print the best few")
     parser.add_argument(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fasttrain.cli.errors import user_errors
-from fasttrain.tools.report import read_records, write_page
+from fasttrain.units import disk_size
 
 NAME = "report.html"
 
@@ -16,10 +16,11 @@ def main(arguments: Sequence[str]) -> int:
     """Exit code 0: written; 2: a mistake in the command."""
     options = _parser().parse_args(arguments)
     with user_errors("fasttrain report"):
-        if options.png is not None:
-            from fasttrain.tools.report.picture import (
-                draw,  # before the work, so that a missing matplotlib shows at once
-            )
+        from fasttrain.tools.report.page import write_page
+        from fasttrain.tools.report.record import read_records
+
+        if options.png is not None:  # before the work, so that a missing matplotlib shows at once
+            from fasttrain.tools.report.picture import draw
         records = read_records(options.runs, verify=options.verify)
         out = options.out or (options.runs[0] / NAME if len(records) == 1 else Path(NAME))
         write_page(records, out)
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.png is not None:
             written += draw(records, options.png)
     for path in written:
-        print(f"{path}: {path.stat().st_size / 1e3:,.0f} kB")
+        print(f"{path}: {disk_size(path.stat().st_size)}")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""fasttrain verify-resume: tries, with your settings, whether a run that is killed goes on as if it had not been.
+"""fasttrain verify-resume: tries, with your settings, whether a run that is killed resumes as if it had not been.
 
 It trains a few steps at once; again, killed on the way and started once more; and from the middle on another number of
-ranks. Then it compares all losses, gradient norms, weights and averages, bit by bit.
+ranks. Then it compares all losses, gradient norms, weights and optimizer state, bit by bit.
 """
 
 from __future__ import annotations
@@ -14,37 +14,43 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fasttrain.cli.checkpoints import console
 from fasttrain.cli.errors import user_errors
+from fasttrain.cli.options import at_least, console
 from fasttrain.cli.parse import load
 from fasttrain.recipes import RECIPES
-from fasttrain.tools.verify_resume import RunFailed, Trial, certify, plan
+from fasttrain.units import plural
+
+if TYPE_CHECKING:
+    from fasttrain.tools.verify_resume import Trial
 
 PROGRAM = "fasttrain verify-resume"
 STYLES = {"bitwise": "green", "within rounding": "green", "differs": "bold red", "not tried": "yellow"}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 0: certified; 1: something differs, or a run failed; 2: a mistake; 128 + n: ended by signal n."""
+    """Exit code 0: passed; 1: something differs, or a run failed; 2: a mistake; 128 + n: ended by signal n."""
     options, rest = _parser().parse_known_args(arguments)
     settings = load(rest, RECIPES, PROGRAM)
+    from fasttrain.tools.run_process import RunFailed
+    from fasttrain.tools.verify_resume import plan_trial, verify_resume
+
     try:
         with user_errors(PROGRAM), _ended_by_signals():
-            trial = plan(
+            trial = plan_trial(
                 settings, steps=options.steps, kill_at=options.kill_at, save_every=options.save_every,
                 ranks=options.ranks, other_ranks=options.other_ranks,
             )  # fmt: skip
-            with _directory(options.keep) as directory, _Progress() as progress:
+            with _directory(options.keep) as directory, _TrialProgress() as progress:
                 progress.announce(trial)
-                certificate = certify(trial, directory, progress.show)
+                found = verify_resume(trial, directory, progress.show)
                 if options.keep:
-                    (directory / "certificate.json").write_text(json.dumps(certificate, indent=1) + "\n")
+                    (directory / "verify_resume.json").write_text(json.dumps(found, indent=1) + "\n")
     except RunFailed as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 1
@@ -52,16 +58,16 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{PROGRAM}: interrupted; its runs are ended", file=sys.stderr)
         return 128 + signal.SIGINT
     if options.json:
-        print(json.dumps(certificate, indent=1))
+        print(json.dumps(found, indent=1))
     else:
-        _print(certificate, console())
-    if not certificate["certified"] and not options.keep:
+        _print(found, console())
+    if not found["passed"] and not options.keep:
         print("--keep DIR keeps the runs, to look at them", file=sys.stderr)
-    return 0 if certificate["certified"] else 1
+    return 0 if found["passed"] else 1
 
 
-class _Progress:
-    """Lines about what is running; on a terminal with its steps. On stderr: the certificate has stdout to itself."""
+class _TrialProgress:
+    """Lines about what is running; on a terminal with its steps. On stderr: the result has stdout to itself."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
@@ -80,7 +86,7 @@ class _Progress:
             self._status.update(f"step {saved} is saved" if saved else "")
         self._shown = what, saved
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> _TrialProgress:
         self._status.start()
         return self
 
@@ -88,26 +94,23 @@ class _Progress:
         self._status.stop()
 
 
-def _print(certificate: dict[str, Any], screen: Console) -> None:
-    verdict = "[bold green]certified[/]" if certificate["certified"] else "[bold red]not certified[/]"
-    steps, kill_at, ranks = (certificate[key] for key in ("steps", "kill_at", "ranks"))
-    screen.print(f"\n{verdict}: {steps} steps, killed after step {kill_at}, on {_ranks(ranks)}")
-    titles = {"killed": "killed", "moved": f"on {_ranks(certificate['other_ranks'] or 'other')}"}
+def _print(found: dict[str, Any], screen: Console) -> None:
+    outcome = "[bold green]passed[/]" if found["passed"] else "[bold red]failed[/]"
+    on_ranks = plural(found["ranks"], "rank")
+    screen.print(f"\n{outcome}: {found['steps']} steps, killed after step {found['kill_at']}, on {on_ranks}")
+    other = plural(found["other_ranks"], "rank") if found["other_ranks"] else "other ranks"
+    titles = {"killed": "killed", "moved": f"on {other}"}
     rows = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    for part in certificate["parts"]:
-        verdict = f"[{STYLES[part['verdict']]}]{part['verdict']}[/]"
-        rows.add_row(titles[part["name"]], f"{verdict}: {escape(part['text'])}")
-    hardware, versions = certificate["hardware"], certificate["versions"]
-    rows.add_row("settings", f"sha256 {certificate['settings']['sha256']}")
-    rows.add_row("data", f"sha256 {certificate['data']}")
+    for each in found["results"]:
+        result = f"[{STYLES[each['result']]}]{each['result']}[/]"
+        rows.add_row(titles[each["name"]], f"{result}: {escape(each['text'])}")
+    hardware = found["hardware"]
+    rows.add_row("settings", f"sha256 {found['settings']['sha256']}")
+    rows.add_row("data", f"sha256 {found['data']}")
     rows.add_row("machine", escape(f"{hardware['device']}: {hardware['name']}, {hardware['precision']}"))
-    rows.add_row("versions", ", ".join(f"{name} {version}" for name, version in versions.items()))
-    rows.add_row("seconds", ", ".join(f"{name} {seconds}" for name, seconds in certificate["seconds"].items()))
+    rows.add_row("versions", ", ".join(f"{name} {version}" for name, version in found["versions"].items()))
+    rows.add_row("seconds", ", ".join(f"{name} {seconds}" for name, seconds in found["seconds"].items()))
     screen.print(rows)
-
-
-def _ranks(number: int | str) -> str:
-    return f"{number} rank{'s' * (number != 1)}"
 
 
 @contextmanager
@@ -137,15 +140,6 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _at_least(least: int) -> Any:
-    def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text} must be a number, at least {least}")
-        return int(text)
-
-    return number
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
@@ -153,19 +147,19 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Everything else says which settings, as for fasttrain train: --recipe, --config, --optim.lr 3e-4, ...",
         allow_abbrev=False,
     )
-    parser.add_argument("--steps", type=_at_least(2), default=8, metavar="N", help="length of the runs (default: 8)")
-    parser.add_argument("--kill-at", type=_at_least(1), metavar="K", help="kill once step K is saved (default: N / 2)")
+    parser.add_argument("--steps", type=at_least(2), default=8, metavar="N", help="length of the runs (default: 8)")
+    parser.add_argument("--kill-at", type=at_least(1), metavar="K", help="kill once step K is saved (default: N / 2)")
     parser.add_argument(
-        "--save-every", type=_at_least(1), default=1, metavar="S",
+        "--save-every", type=at_least(1), default=1, metavar="S",
         help="steps between checkpoints, which are compared and all stay until the end (default: 1)",
     )  # fmt: skip
     parser.add_argument(
-        "--ranks", type=_at_least(1), metavar="R", help="default: as many as there are GPUs; on a CPU as few as can be"
+        "--ranks", type=at_least(1), metavar="R", help="default: as many as there are GPUs; on a CPU as few as can be"
     )
     parser.add_argument(
-        "--other-ranks", type=_at_least(0), metavar="R",
-        help="go on from step K on so many (default: another number that is possible; 0: leave this out)",
+        "--other-ranks", type=at_least(0), metavar="R",
+        help="resume from step K on so many (default: another number that is possible; 0: none)",
     )  # fmt: skip
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="leave runs, logs and certificate.json in DIR")
-    parser.add_argument("--json", action="store_true", help="print the certificate as JSON")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="leave runs, logs and verify_resume.json in DIR")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser

@@ -13,10 +13,7 @@ averaged: the loss is divided by the valid tokens of all ranks before backward (
 from __future__ import annotations
 
 import functools
-import shutil
-import sysconfig
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,30 +21,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from fasttrain import config
-from fasttrain.distributed.runtime import Runtime
+from fasttrain.distributed.runtime import Runtime, missing_compiler
 from fasttrain.model import Decoder
 from fasttrain_kernels.linear import product
-
-
-def cpp_compiler() -> str:
-    """Its name or path; empty: there is none."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        return shutil.which(get_cpp_compiler()) or ""
-    except InvalidCxxCompiler:
-        return ""
-
-
-def missing_compiler() -> str:
-    """What torch.compile lacks on this machine; empty: nothing."""
-    if not cpp_compiler():
-        return "there is no C++ compiler (g++)"
-    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-        return "there are no Python headers (python3-dev)"
-    return ""
-
 
 # FLOPs of a run on CPUs from which compiling, about 20 s, comes back: steps get 7 % faster in the recipe tiny, and more
 # in larger models. 2e13 are about five minutes on two cores.

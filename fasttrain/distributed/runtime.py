@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
+import sysconfig
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -227,3 +230,23 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     except (AttributeError, OSError):  # another system
         return
+
+
+def cpp_compiler() -> str:
+    """Its name or path; empty: there is none."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        return shutil.which(get_cpp_compiler()) or ""
+    except InvalidCxxCompiler:
+        return ""
+
+
+def missing_compiler() -> str:
+    """What torch.compile lacks on this machine; empty: nothing."""
+    if not cpp_compiler():
+        return "there is no C++ compiler (g++)"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        return "there are no Python headers (python3-dev)"
+    return ""

@@ -1,10 +1,26 @@
-"""What a machine has, what a run will make of it, and what is missing: `fasttrain doctor`. docs/doctor.md explains it.
+"""What a machine has, what a run will use of it, and what is missing: `fasttrain doctor`. docs/doctor.md.
 
-Every question is a function that gives findings. None of them needs what it asks about: a machine without triton, or
+Every question is a function that yields findings. None of them needs what it asks about: a machine without triton, or
 without a compiler, is told so.
 """
 
-from fasttrain.tools.doctor.examination import examine
-from fasttrain.tools.doctor.finding import Finding, Level
+from __future__ import annotations
 
-__all__ = ["Finding", "Level", "examine"]
+from dataclasses import dataclass
+from typing import Literal
+
+# broken: needed, and a run would fail or be wrong; warning: a run would be slower, or may fail; missing: worth having
+Level = Literal["ok", "missing", "warning", "broken"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineFinding:
+    """One thing that was looked at, what was found, and what to do about it."""
+
+    section: str
+    name: str
+    value: str
+    level: Level = "ok"
+    remedy: str = ""  # a command, or a sentence; where level is not ok
+    figure: float | None = None  # the value, for scripts
+    unit: str = ""

@@ -15,8 +15,8 @@ import torch
 
 import fasttrain
 from fasttrain import config
-from fasttrain.distributed.compiler import cpp_compiler, missing_compiler
-from fasttrain.tools.doctor.finding import Finding, Level
+from fasttrain.distributed.runtime import cpp_compiler, missing_compiler
+from fasttrain.tools.doctor import Level, MachineFinding
 
 SECTION, VARIABLES = "software", "environment"
 EXTRAS = {  # extra of pyproject.toml: a package of it, and what it is for
@@ -44,14 +44,14 @@ SUSPICIOUS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "TORCHDYNAMO_DISABLE": (ON, "blocks are not compiled, whatever parallel.compile says"),
     "TORCH_DISTRIBUTED_DEBUG": (("detail",), "every collective is checked, which takes time"),
     "TORCH_NCCL_BLOCKING_WAIT": (ON, "the host waits for every collective"),
-    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": (ON, "every start should_compile anew"),
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": (ON, "every start compiles anew"),
     "TRITON_INTERPRET": (ON, "Triton kernels run in its interpreter, thousands of times slower"),
 }
 
 
-def versions(settings: config.Config, *, on_gpu: bool) -> Iterator[Finding]:
+def versions(settings: config.Config, *, on_gpu: bool) -> Iterator[MachineFinding]:
     """Of what a run is made of."""
-    yield Finding(
+    yield MachineFinding(
         section=SECTION, name="fasttrain", value=f"{fasttrain.__version__}, Python {platform.python_version()}"
     )
     build = (
@@ -64,7 +64,7 @@ def versions(settings: config.Config, *, on_gpu: bool) -> Iterator[Finding]:
     nccl = ""
     if torch.version.cuda and torch.distributed.is_nccl_available():
         nccl = ", NCCL " + ".".join(map(str, torch.cuda.nccl.version()))
-    yield Finding(section=SECTION, name="torch", value=f"{torch.__version__}, built for {build}{nccl}")
+    yield MachineFinding(section=SECTION, name="torch", value=f"{torch.__version__}, built for {build}{nccl}")
     yield _package(
         "triton", "triton", level="broken", remedy="pip install 'triton>=3.7': the kernel library imports it"
     )
@@ -72,9 +72,9 @@ def versions(settings: config.Config, *, on_gpu: bool) -> Iterator[Finding]:
         remedy = "pip install 'fasttrain[flash]' (needs nvcc): a further attention backend, the fastest on many GPUs"
         yield _package("flash-attn", "flash-attn", level="missing", remedy=remedy)
     elif _version("flash-attn"):
-        yield Finding(section=SECTION, name="flash-attn", value=f"{_version('flash-attn')}; not used on a CPU")
+        yield MachineFinding(section=SECTION, name="flash-attn", value=f"{_version('flash-attn')}; not used on a CPU")
     else:
-        yield Finding(section=SECTION, name="flash-attn", value="not installed; not used on a CPU")
+        yield MachineFinding(section=SECTION, name="flash-attn", value="not installed; not used on a CPU")
     yield _compiler(settings, on_gpu=on_gpu)
     for extra, (package, purpose) in EXTRAS.items():
         needed = extra == "wandb" and bool(settings.log.wandb)
@@ -82,16 +82,16 @@ def versions(settings: config.Config, *, on_gpu: bool) -> Iterator[Finding]:
         yield _package(extra, package, level="broken" if needed else "missing", remedy=remedy)
 
 
-def variables(environment: Mapping[str, str], interfaces: Path = Path("/sys/class/net")) -> Iterator[Finding]:
+def variables(environment: Mapping[str, str], interfaces: Path = Path("/sys/class/net")) -> Iterator[MachineFinding]:
     """All that are set, and what the unusual ones do."""
     found = {name: value for name, value in sorted(environment.items()) if name.startswith(PREFIXES)}
     for name, value in found.items():
         meaning = _meaning(name, value, interfaces)
         level: Level = "warning" if meaning else "ok"
         remedy = f"unset {name}, unless you mean it: {meaning}" if meaning else ""
-        yield Finding(section=VARIABLES, name=name, value=value or '""', level=level, remedy=remedy)
+        yield MachineFinding(section=VARIABLES, name=name, value=value or '""', level=level, remedy=remedy)
     if not found:
-        yield Finding(
+        yield MachineFinding(
             section=VARIABLES, name="variables", value=f"none of {', '.join(f'{p}*' for p in PREFIXES)} is set"
         )
 
@@ -108,21 +108,21 @@ def _meaning(name: str, value: str, interfaces: Path) -> str:
     return meaning if values is None or value.lower() in values else ""
 
 
-def _compiler(settings: config.Config, *, on_gpu: bool) -> Finding:
+def _compiler(settings: config.Config, *, on_gpu: bool) -> MachineFinding:
     """g++ for a CPU's blocks; a C compiler for Triton's launchers on a GPU."""
     wanted = settings.parallel.compile
     level: Level = "broken" if on_gpu or wanted == "on" else "missing"
     if on_gpu:
         found = os.environ.get("CC") or next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), "")
         missing = "" if found else "there is no C compiler"
-        remedy = "apt-get install gcc (or set CC): Triton should_compile a launcher for every kernel"
+        remedy = "apt-get install gcc (or set CC): Triton compiles a launcher for every kernel"
     else:
         found, missing = cpp_compiler(), missing_compiler()
         why = "parallel.compile is on, and needs it" if wanted == "on" else "blocks are compiled for long runs"
         remedy = f"apt-get install g++ python3-dev: {why}"
     if missing:
-        return Finding(section=SECTION, name="compiler", value=missing, level=level, remedy=remedy)
-    return Finding(section=SECTION, name="compiler", value=_first_line(found))
+        return MachineFinding(section=SECTION, name="compiler", value=missing, level=level, remedy=remedy)
+    return MachineFinding(section=SECTION, name="compiler", value=_first_line(found))
 
 
 def _first_line(program: str) -> str:
@@ -133,10 +133,10 @@ def _first_line(program: str) -> str:
     return said.splitlines()[0] if said else program
 
 
-def _package(name: str, package: str, *, level: Level, remedy: str) -> Finding:
+def _package(name: str, package: str, *, level: Level, remedy: str) -> MachineFinding:
     if version := _version(package):
-        return Finding(section=SECTION, name=name, value=version if name == package else f"{package} {version}")
-    return Finding(section=SECTION, name=name, value=f"{package} is not installed", level=level, remedy=remedy)
+        return MachineFinding(section=SECTION, name=name, value=version if name == package else f"{package} {version}")
+    return MachineFinding(section=SECTION, name=name, value=f"{package} is not installed", level=level, remedy=remedy)
 
 
 def _version(package: str) -> str:

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from fasttrain import config
-from fasttrain.distributed.allocator import keep_freed_memory
+from fasttrain.distributed.runtime import DTYPES, keep_freed_memory
 from fasttrain.flops import flops_per_token, num_parameters
 from fasttrain.gpus import Gpu
 from fasttrain.metrics import used_memory
 from fasttrain.optim import clip, make_optimizer
-from fasttrain.tools.plan.estimate import Place, Plan, precision_of
+from fasttrain.tools.plan.estimate import Hardware, Plan, precision_of
 from fasttrain.tools.plan.memory import memory
 from fasttrain.tools.plan.sizes import Stated, sizes
-from fasttrain.tools.plan.speed import Speed
+from fasttrain.tools.plan.speed import SpeedEstimate
 from fasttrain_kernels import (
     add_rms_norm,
     attention,
@@ -35,7 +35,6 @@ from fasttrain_kernels import (
     swiglu,
 )
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BAND = 0.2  # of the speed: what bench/test_plan.py allows
 TOKENS = 2048  # that an op is measured on, at most
 COMPILED = 0.6  # time of fused elementwise work against that of ops (bench/test_model.py)
@@ -52,17 +51,17 @@ def resident_memory() -> float:
         return used_memory(torch.device("cpu"))
 
 
-def cpu_place() -> Place:
+def cpu_hardware() -> Hardware:
     """This machine, as one device."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     gpu = Gpu(
         name="cpu", device="", architecture="cpu", memory=total, half=0.0, tf32=0.0, fp32=0.0, bandwidth=0.0, link=0.0,
         node=1, network=1.0, price=None,
     )  # fmt: skip
-    return Place(gpu=gpu, gpus=1, node=1, network=1.0, memory=total, price=None)
+    return Hardware(gpu=gpu, gpus=1, node=1, network=1.0, memory=total, price=None)
 
 
-def cpu_outlook(
+def estimate_on_cpu(
     settings: config.Config,
     *,
     vocab: int,
@@ -77,7 +76,7 @@ def cpu_outlook(
     of_cpu = partial(memory, vocab=vocab, precision=precision, device="cpu", process=process, compiled=compiled)
     return Plan(
         settings=settings,
-        place=cpu_place(),
+        hardware=cpu_hardware(),
         precision=precision,
         compiled=compiled,
         sizes=run,
@@ -95,7 +94,7 @@ def cpu_speed(
     precision: str = "fp32",
     compiled: bool = False,
     clock: Clock = time.perf_counter,
-) -> Speed:
+) -> SpeedEstimate:
     """Of a step, with this process's number of threads."""
     keep_freed_memory()  # as the trainer does
     timer = _Timer(clock)
@@ -105,7 +104,7 @@ def cpu_speed(
     M = sequences * T
     micros = batch.sequences / sequences  # of what is measured, in a step
     L, recompute = model.layers, settings.parallel.recompute
-    products = sum(_product(timer, M, K, N, dtype, again=recompute == "full") for K, N in _matrices(model))
+    matmuls = sum(_matmul(timer, M, K, N, dtype, again=recompute == "full") for K, N in _matrices(model))
     documents = settings.data.document_mask
     streaming, streaming_forward = _streaming(timer, model, sequences, T, dtype, documents=documents)
     attending, attending_forward = _attention(timer, model, sequences, T, dtype, documents=documents)
@@ -115,14 +114,16 @@ def cpu_speed(
         attending += attending_forward
     accumulating = max(batch.sequences // batch.micro - 1, 0) * _accumulation(timer, settings, vocab)
     parts = {
-        "products": micros * L * products,
+        "matmuls": micros * L * matmuls,
         "attention": micros * L * attending,
         "streaming": micros * L * streaming * (COMPILED if compiled else 1.0) + accumulating,
         "loss": micros * _loss(timer, model, vocab, M, dtype),
         "optimizer": _optimizer(timer, settings, vocab),
     }
     flops = flops_per_token(model, vocab, T)
-    return Speed(parts=parts, tokens=batch.sequences * T, flops=flops, peak=_peak(timer, model, M, dtype), band=BAND)
+    return SpeedEstimate(
+        parts=parts, tokens=batch.sequences * T, flops=flops, peak=_peak(timer, model, M, dtype), band=BAND
+    )
 
 
 def _matrices(model: config.ModelConfig) -> list[tuple[int, int]]:
@@ -131,7 +132,7 @@ def _matrices(model: config.ModelConfig) -> list[tuple[int, int]]:
     return [(C, heads * D), (model.heads * D, C), (C, 2 * model.ffn), (model.ffn, C)]
 
 
-def _product(seconds: _Timer, M: int, K: int, N: int, dtype: torch.dtype, *, again: bool) -> float:
+def _matmul(seconds: _Timer, M: int, K: int, N: int, dtype: torch.dtype, *, again: bool) -> float:
     x, weight, dout = torch.randn(M, K, dtype=dtype), torch.randn(N, K, dtype=dtype), torch.randn(M, N, dtype=dtype)
     forward = seconds(lambda: linear(x, weight))
     return (2 if again else 1) * forward + seconds(lambda: (linear(dout, weight.t()), linear(dout.t(), x.t())))

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from fasttrain import config
 from fasttrain.gpus import Gpu
-from fasttrain.tools.plan.memory import Memory, memory
-from fasttrain.tools.plan.quantities import gib
+from fasttrain.tools.plan.memory import MemoryEstimate, memory
 from fasttrain.tools.plan.sizes import Sizes, Stated, sizes
-from fasttrain.tools.plan.speed import Cluster, Speed, speed, work_of
+from fasttrain.tools.plan.speed import Cluster, SpeedEstimate, speed, work_of
+from fasttrain.units import memory_size
 
 
 class Band(NamedTuple):
@@ -25,8 +25,8 @@ class Band(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a run is to run."""
+class Hardware:
+    """The GPUs that a run is to use."""
 
     gpu: Gpu
     gpus: int
@@ -44,8 +44,8 @@ class Place:
         network: float | None = None,
         memory: float | None = None,
         price: float | None = None,
-    ) -> Place:
-        return Place(
+    ) -> Hardware:
+        return Hardware(
             gpu=gpu,
             gpus=gpus,
             node=node or min(gpu.node, gpus),
@@ -64,13 +64,13 @@ class Plan:
     """What a run will be."""
 
     settings: config.Config
-    place: Place
+    hardware: Hardware
     precision: str
     compiled: bool
     sizes: Sizes
-    memory: Memory
-    plain_loss: Memory  # the same without our linear cross-entropy
-    speed: Speed
+    memory: MemoryEstimate
+    plain_loss: MemoryEstimate  # the same without our linear cross-entropy
+    speed: SpeedEstimate
     measured: bool = False  # the device was measured, and not looked up
 
     @property
@@ -93,21 +93,21 @@ class Plan:
     @property
     def days(self) -> Band:
         """Of training alone: neither validation nor what goes wrong."""
-        value, low, high = (self.sizes.tokens / (rate * self.place.gpus) / 86_400 for rate in self.rate)
+        value, low, high = (self.sizes.tokens / (rate * self.hardware.gpus) / 86_400 for rate in self.rate)
         return Band(value, high, low)
 
     @property
     def gpu_hours(self) -> Band:
-        return Band(*(24 * self.place.gpus * days for days in self.days))
+        return Band(*(24 * self.hardware.gpus * days for days in self.days))
 
     @property
     def cost(self) -> Band | None:
-        price = self.place.price
+        price = self.hardware.price
         return None if price is None else Band(*(price * hours for hours in self.gpu_hours))
 
     @property
     def fits(self) -> bool:
-        return self.memory.bytes <= self.place.memory
+        return self.memory.bytes <= self.hardware.memory
 
     @property
     def contradictions(self) -> tuple[str, ...]:
@@ -117,10 +117,10 @@ class Plan:
     @property
     def warnings(self) -> tuple[str, ...]:
         found = list(self.sizes.warnings)
-        if self.fits and self.memory_band.high > self.place.memory:
+        if self.fits and self.memory_band.high > self.hardware.memory:
             found.append(
-                f"memory is tight: {gib(self.memory.bytes)} of {gib(self.place.memory)}, and the runtime may take "
-                "more; near the limit the allocator frees and retries, which takes time"
+                f"memory is tight: {memory_size(self.memory.bytes)} of {memory_size(self.hardware.memory)}, and the "
+                "runtime may take more; near the limit the allocator frees and retries, which takes time"
             )
         return tuple(found)
 
@@ -139,10 +139,10 @@ class Plan:
             "epochs": None if run.epochs is None else dict(run.epochs),
             "checkpoint_bytes": run.checkpoint_bytes,
             "checkpoint_bytes_held": run.disk_bytes,
-            "gpu": self.place.gpu.name,
-            "gpus": self.place.gpus,
+            "gpu": self.hardware.gpu.name,
+            "gpus": self.hardware.gpus,
             "memory_gib": Band(*(size / 2**30 for size in memory)).json(),
-            "memory_limit_gib": self.place.memory / 2**30,
+            "memory_limit_gib": self.hardware.memory / 2**30,
             "memory_parts_gib": {part: size / 2**30 for part, size in self.memory.peak.parts.items()},
             "memory_peak_at": self.memory.peak.name,
             "fits": self.fits,
@@ -165,22 +165,22 @@ def precision_of(parallel: config.ParallelConfig, *, cpu: bool = False) -> str:
     return "fp32" if cpu else "bf16"
 
 
-def outlook(settings: config.Config, place: Place, *, vocab: int, stated: Stated = Stated()) -> Plan:  # noqa: B008
+def estimate(settings: config.Config, hardware: Hardware, *, vocab: int, stated: Stated = Stated()) -> Plan:  # noqa: B008
     """The plan of a run on GPUs."""
     precision = precision_of(settings.parallel)
     compiled = settings.parallel.compile != "off"
-    dp_size = place.gpus
+    dp_size = hardware.gpus
     run = sizes(settings, vocab=vocab, dp_size=dp_size, stated=stated)
     work = work_of(settings, vocab=vocab, dp_size=dp_size, precision=precision, compiled=compiled)
     return Plan(
         settings=settings,
-        place=place,
+        hardware=hardware,
         precision=precision,
         compiled=compiled,
         sizes=run,
         memory=memory(settings, vocab=vocab, dp_size=dp_size, precision=precision),
         plain_loss=memory(settings, vocab=vocab, dp_size=dp_size, precision=precision, loss="plain"),
-        speed=speed(work, place.cluster),
+        speed=speed(work, hardware.cluster),
     )
 
 

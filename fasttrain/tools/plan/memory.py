@@ -4,16 +4,16 @@ What a block keeps for its backward, per token, is what the ops of fasttrain_ker
 dtype; letters as in fasttrain.model, K kv_heads):
 
     qkv's input C, its output (H + 2K) D; rotated queries and keys (H + K) D; attention's output H D
-    two residual streams 2 C (a norm saves the sum that it makes, and 4 bytes of statistics); gate_up's input C
+    two residual streams 2 C (a norm saves the sum that it makes, and 4 bytes of its rstd); gate_up's input C
     gate_up's output 2 F, swiglu's output F                                      in all  4 C + 3 (H + K) D + 3 F
 
-Recomputed blocks keep their two inputs; selective ones the outputs of matrix products and attention too. Backward goes
+Recomputed blocks keep their two inputs; selective ones the outputs of matmuls and attention too. Backward goes
 through a block's ops from the last to the first; it holds most where swiglu's gradients are made (their 3 F beside the
 2 F that they are made of), or at the end, when all gradients of its weights are there.
 
 FSDP holds, beside the shards: the root's weights gathered, all through forward and backward; the block at work and the
 next one; in backward the fp32 gradients of the block before, on their way. Tests hold all this against torch's own
-FSDPMemTracker (tracked.py), and against the peak of real steps on a CPU.
+FSDPMemTracker (tests/fasttrain/tools/plan/tracked.py), and against the peak of real steps on a CPU.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Moment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class MemoryEstimate:
     """A step's moments, in their order."""
 
     moments: tuple[Moment, ...]
@@ -82,17 +82,17 @@ def memory(
     loss: Loss = "linear",
     compiled: bool = True,
     process: float | None = None,  # bytes of a process that has loaded the trainer; None: of a GPU's; 0: tensors alone
-) -> Memory:
+) -> MemoryEstimate:
     """Of one rank. `loss` plain: whole logits, their log-softmax and its gradient, as without our kernel."""
-    step = _Step(settings, vocab, dp_size, precision, device, loss, compiled)
+    step = _StepMemory(settings, vocab, dp_size, precision, device, loss, compiled)
     if process is None:
         process = CONTEXT + (COLLECTIVES if dp_size > 1 else 0)
     moments = list(step.moments())
     if device == "cpu":
         runtime = process + CPU_PROCESS + CPU_HEAP * max(moment.total for moment in moments) if process else 0.0
-        return Memory(moments=tuple(replace(m, parts=m.parts | {"runtime": runtime}) for m in moments))
+        return MemoryEstimate(moments=tuple(replace(m, parts=m.parts | {"runtime": runtime}) for m in moments))
     held = moments[0].total
-    return Memory(
+    return MemoryEstimate(
         moments=tuple(
             replace(
                 m, parts=m.parts | {"runtime": process + (FRAGMENTATION * max(m.total - held, 0) if process else 0)}
@@ -114,7 +114,7 @@ def chunk_rows(tokens: int, hidden: int, vocab: int, *, precision: str, device: 
     return min(-(-even // _CHUNK_MULTIPLE) * _CHUNK_MULTIPLE, tokens)
 
 
-class _Step:
+class _StepMemory:
     """Bytes of everything, and the moments that they add up to."""
 
     def __init__(
@@ -130,7 +130,7 @@ class _Step:
         model, parallel, batch = settings.model, settings.parallel, settings.batch
         self.model, self.parallel, self.device, self.vocab = model, parallel, device, vocab
         self.plain = loss == "plain"
-        # The CPU's form of swiglu's gradient has three intermediate results, unless the compiler fuses them
+        # The CPU implementation of swiglu's gradient has three intermediate results, unless the compiler fuses them
         self.intermediate = 3 * model.ffn if device == "cpu" and not compiled else 0
         self.precision, self.a = precision, ITEMSIZE[precision]
         self.M = batch.micro * settings.data.sequence
@@ -159,13 +159,13 @@ class _Step:
         """That a block keeps between its forward and its backward, in bytes."""
         m, C = self.model, self.model.hidden
         H, K, F = m.heads * m.head_dim, m.kv_heads * m.head_dim, m.ffn
-        statistics = 4 * m.heads * (2 if self.a == 4 and self.device == "cpu" else 1)
+        lse = 4 * m.heads * (2 if self.a == 4 and self.device == "cpu" else 1)
         masks = 2 * C if self.dropout else 0
         if self.parallel.recompute == "full":
             return self.M * (self.a * 2 * C)
         if self.parallel.recompute == "selective":
-            return self.M * (self.a * (4 * C + 2 * H + 2 * K + 2 * F) + statistics)
-        return self.M * (self.a * (4 * C + 3 * (H + K) + 3 * F) + statistics + 8 + masks)
+            return self.M * (self.a * (4 * C + 2 * H + 2 * K + 2 * F) + lse)
+        return self.M * (self.a * (4 * C + 3 * (H + K) + 3 * F) + lse + 8 + masks)
 
     @property
     def block_forward(self) -> float:
@@ -180,8 +180,8 @@ class _Step:
         m, C = self.model, self.model.hidden
         H, K, F = m.heads * m.head_dim, m.kv_heads * m.head_dim, m.ffn
         recomputed = 0 if self.parallel.recompute == "none" else C  # the residual stream that came in
-        statistics = 4 * m.heads * (2 if self.a == 4 and self.device == "cpu" else 1)
-        return self.M * (self.a * (4 * C + recomputed + 3 * (H + K) + 5 * F + self.intermediate) + statistics + 4)
+        lse = 4 * m.heads * (2 if self.a == 4 and self.device == "cpu" else 1)
+        return self.M * (self.a * (4 * C + recomputed + 3 * (H + K) + 5 * F + self.intermediate) + lse + 4)
 
     @property
     def block_end(self) -> float:
@@ -329,5 +329,5 @@ class _Step:
 
     @property
     def _one_chunk(self) -> bool:
-        """Whether the head's gradient is no fp32 sum of chunks: it is in bf16 at once, and multiplied in place."""
+        """Whether the head's gradient is no fp32 sum of chunks: it is in bf16 at once, and multiplied in hardware."""
         return self.device == "cuda" and self.precision == "bf16" and self._chunk_rows == self.M

@@ -12,8 +12,8 @@ from fasttrain.gpus import prices_from
 from fasttrain.tools.plan.advice import about_scaling, advice, scaling
 from fasttrain.tools.plan.estimate import Band, Plan
 from fasttrain.tools.plan.memory import PARTS, Moment
-from fasttrain.tools.plan.quantities import count, gib
 from fasttrain.tools.plan.screen import MEANINGS, PARTS_OF_A_STEP
+from fasttrain.units import count, memory_size
 
 COLOURS = dict(zip(PARTS, ("#4269d0", "#a463f2", "#6cc5b0", "#3ca951", "#efb118", "#ff725c", "#9c9c9c"), strict=True))
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 860, 320, 64, 34, 14
@@ -25,10 +25,10 @@ def write_page(plan: Plan, path: Path, problems: Sequence[str] = ()) -> None:
 
 def page(plan: Plan, problems: Sequence[str] = ()) -> str:
     """The HTML."""
-    place = plan.place
+    hardware = plan.hardware
     name = escape(plan.settings.out.name)
-    where = "this machine's CPU" if plan.measured else f"{place.gpus} x {escape(place.gpu.name)}"
-    # The CPU is one place: there is nothing to scale over, and no table to advise from
+    where = "this machine's CPU" if plan.measured else f"{hardware.gpus} x {escape(hardware.gpu.name)}"
+    # The CPU is one hardware: there is nothing to scale over, and no table to advise from
     rows = [] if plan.measured else scaling(plan)
     sentences = advice(plan)[:-1] if plan.fits and not plan.measured else []  # the last is below the chart
     sections = [
@@ -71,14 +71,14 @@ def _tiles(plan: Plan) -> str:
         ("tokens", count(plan.sizes.tokens), f"{plan.sizes.tokens_per_parameter:,.1f} per parameter"),
         (
             "memory of a GPU",
-            gib(memory.value),
-            f"{_range(Band(*(m / 2**30 for m in memory)), 1)} of {gib(plan.place.memory)}",
+            memory_size(memory.value),
+            f"{_gib_range(memory)} of {memory_size(plan.hardware.memory)}",
         ),
         ("tokens/s per GPU", f"{plan.rate.value:,.0f}", f"{_range(plan.rate, 0)}; MFU {plan.mfu.value:.1%}"),
         ("days", f"{days.value:,.3g}", f"{days.low:,.3g} to {days.high:,.3g}; {plan.gpu_hours.value:,.0f} GPU-hours"),
     ]
     if cost:
-        tiles.append(("USD", f"{cost.value:,.0f}", f"{_range(cost, 0)} at {plan.place.price:g} an hour"))
+        tiles.append(("USD", f"{cost.value:,.0f}", f"{_range(cost, 0)} at {plan.hardware.price:g} an hour"))
     cells = "".join(
         f"<div><small>{escape(a)}</small><b>{escape(b)}</b><small>{escape(c)}</small></div>" for a, b, c in tiles
     )
@@ -87,18 +87,19 @@ def _tiles(plan: Plan) -> str:
 
 def _about_memory(plan: Plan) -> str:
     verdict = "It fits." if plan.fits else "It does not fit."
-    return f"The peak, {gib(plan.memory.bytes)} of {gib(plan.place.memory)}, is at: {plan.memory.peak.name}. {verdict}"
+    peak, limit = plan.memory.peak, memory_size(plan.hardware.memory)
+    return f"The peak, {memory_size(peak.total)} of {limit}, is at: {peak.name}. {verdict}"
 
 
 def _memory_chart(plan: Plan) -> str:
-    moments, limit = plan.memory.moments, plan.place.memory
+    moments, limit = plan.memory.moments, plan.hardware.memory
     highest = max(plan.memory.bytes, min(limit, 1.6 * plan.memory.bytes)) * 1.05
     x = [LEFT + i * (WIDTH - LEFT - 12) / (len(moments) - 1) for i in range(len(moments))]
 
     def y(value: float) -> float:
         return HEIGHT - BOTTOM - value / highest * (HEIGHT - BOTTOM - TOP)
 
-    shapes = _grid([(y(v), gib(v)) for v in _ticks(highest)])
+    shapes = _grid([(y(v), memory_size(v)) for v in _ticks(highest)])
     below = [0.0] * len(moments)
     for part in PARTS:
         above = [b + m.parts[part] for b, m in zip(below, moments, strict=True)]
@@ -108,7 +109,7 @@ def _memory_chart(plan: Plan) -> str:
         below = above
     if limit <= highest:
         shapes += f'<line class="limit" x1="{LEFT}" x2="{WIDTH - 12}" y1="{y(limit):.1f}" y2="{y(limit):.1f}"/>'
-        shapes += f'<text class="limit" x="{LEFT + 6}" y="{y(limit) - 5:.1f}">{gib(limit)} of the GPU</text>'
+        shapes += f'<text class="limit" x="{LEFT + 6}" y="{y(limit) - 5:.1f}">{memory_size(limit)} of the GPU</text>'
     peak = moments.index(plan.memory.peak)
     shapes += f'<line class="peak" x1="{x[peak]:.1f}" x2="{x[peak]:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
     for name, first, last in _phases(moments):
@@ -130,14 +131,14 @@ def _phases(moments: Sequence[Moment]) -> list[tuple[str, int, int]]:
 
 
 def _told(moment: Moment) -> str:
-    parts = "\n".join(f"{part}: {gib(size)}" for part, size in moment.parts.items() if size)
-    return f"{moment.name}: {gib(moment.total)}\n{parts}"
+    parts = "\n".join(f"{part}: {memory_size(size)}" for part, size in moment.parts.items() if size)
+    return f"{moment.name}: {memory_size(moment.total)}\n{parts}"
 
 
 def _legend(plan: Plan) -> str:
     peak = plan.memory.peak
     rows = "".join(
-        f'<tr><td><i style="background:{COLOURS[part]}"></i>{part}</td><td class="number">{gib(size)}</td>'
+        f'<tr><td><i style="background:{COLOURS[part]}"></i>{part}</td><td class="number">{memory_size(size)}</td>'
         f'<td class="number">{size / peak.total:.0%}</td><td>{MEANINGS[part]}</td></tr>'
         for part, size in peak.parts.items()
     )
@@ -183,8 +184,8 @@ def _scaling_chart(plan: Plan, rows: Sequence[dict[str, float]]) -> str:
             shapes += f'<circle cx="{cx}" cy="{cy}" r="4" fill="{fill}" stroke="{colour}"/>'
     for row in rows:
         shapes += f'<text text-anchor="middle" x="{x(row["gpus"]):.1f}" y="{HEIGHT - 12}">{int(row["gpus"])}</text>'
-    if plan.place.gpus in [row["gpus"] for row in rows]:
-        at = x(plan.place.gpus)
+    if plan.hardware.gpus in [row["gpus"] for row in rows]:
+        at = x(plan.hardware.gpus)
         shapes += f'<line class="peak" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
     shapes += _hover([(x(row["gpus"]), _told_of_scaling(row)) for row in rows])
     key = (
@@ -199,7 +200,7 @@ def _told_of_scaling(row: dict[str, float]) -> str:
     for name in ("fsdp", "hsdp"):
         fits = "" if row[f"{name}_fits"] else ", does not fit"
         rate = row[name] / row["gpus"]
-        size = gib(row[f"{name}_memory"])
+        size = memory_size(row[f"{name}_memory"])
         lines.append(f"{name.upper()}: {rate:,.0f} tokens/s per GPU, {count(row[name])} in all, {size}{fits}")
     return "\n".join(lines)
 

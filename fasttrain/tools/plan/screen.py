@@ -12,7 +12,7 @@ from rich.table import Table
 from fasttrain.gpus import prices_from
 from fasttrain.tools.plan.advice import Option
 from fasttrain.tools.plan.estimate import Band, Plan
-from fasttrain.tools.plan.quantities import count, duration, gib
+from fasttrain.units import count, duration, memory_size
 
 COLOURS = {
     "parameters": "blue", "gradients": "magenta", "optimizer": "cyan", "activations": "green", "loss": "yellow",
@@ -21,14 +21,14 @@ COLOURS = {
 MEANINGS = {
     "parameters": "fp32, this GPU's share",
     "gradients": "fp32, this GPU's share and those being made",
-    "optimizer": "fp32 averages, this GPU's share",
+    "optimizer": "fp32 moments, this GPU's share",
     "activations": "kept for backward, and at work",
     "loss": "the chunk of logits and its gradients",
     "fsdp": "gathered weights, gradients on their way",
     "runtime": "context, collectives, fragmentation",
 }
 PARTS_OF_A_STEP = {
-    "products": "matrix products",
+    "matmuls": "matmuls",
     "attention": "attention",
     "streaming": "memory-bound ops",
     "loss": "head and loss",
@@ -41,8 +41,8 @@ _BAR = 56
 
 def show(plan: Plan, console: Console, advice: Sequence[str]) -> None:
     """All of it."""
-    place = plan.place
-    where = "this machine's CPU" if plan.measured else f"{place.gpus} x {place.gpu.name}, {place.node} a node"
+    hardware = plan.hardware
+    where = "this machine's CPU" if plan.measured else f"{hardware.gpus} x {hardware.gpu.name}, {hardware.node} a node"
     console.print(f"[bold]{escape(str(plan.settings.out.name))}[/] on {where}, {plan.precision}", highlight=False)
     for line in plan.sizes.lines():
         console.print(f"  {line}", highlight=False, soft_wrap=True)
@@ -69,18 +69,18 @@ def show_options(options: Sequence[Option], console: Console, title: str) -> Non
     for option in options:
         plan = option.plan
         table.add_row(
-            f"{plan.speed.rate:,.0f}", f"{plan.speed.mfu:.1%}", gib(plan.memory.bytes), f"{plan.days.value:,.1f}",
-            str(option) or "as they are",
+            f"{plan.speed.rate:,.0f}", f"{plan.speed.mfu:.1%}", memory_size(plan.memory.bytes),
+            f"{plan.days.value:,.1f}", str(option) or "as they are",
         )  # fmt: skip
     console.print(table)
 
 
 def _memory(plan: Plan, console: Console) -> None:
-    peak, limit = plan.memory.peak, plan.place.memory
+    peak, limit = plan.memory.peak, plan.hardware.memory
     verdict = "fits" if plan.fits else "[bold red]does not fit[/]"
     console.print(
-        f"[bold]memory[/] {_span(Band(*(b / 2**30 for b in plan.memory_band)), 1)} GiB of {gib(limit)}: {verdict}; the "
-        f"peak is at: {peak.name}",
+        f"[bold]memory[/] {_span(Band(*(b / 2**30 for b in plan.memory_band)), 1)} GiB of {memory_size(limit)}: "
+        f"{verdict}; the peak is at: {peak.name}",
         highlight=False,
         soft_wrap=True,
     )
@@ -96,7 +96,9 @@ def _memory(plan: Plan, console: Console) -> None:
     for part, size in peak.parts.items():
         if size >= 0.001 * peak.total:
             share = size / peak.total
-            table.add_row(f"  [{COLOURS[part]}]█[/] {part}", f"{gib(size):>12}", f"{share:5.0%}", MEANINGS[part])
+            table.add_row(
+                f"  [{COLOURS[part]}]█[/] {part}", f"{memory_size(size):>12}", f"{share:5.0%}", MEANINGS[part]
+            )
     console.print(table)
 
 
@@ -118,14 +120,14 @@ def _time(plan: Plan, console: Console) -> None:
     console.print(table)
     days = plan.days
     cost = plan.cost
-    money = f"; {_span(cost, 0)} USD at {plan.place.price:g} per GPU-hour" if cost else ""
+    money = f"; {_span(cost, 0)} USD at {plan.hardware.price:g} per GPU-hour" if cost else ""
     console.print(
         f"[bold]run[/] {count(plan.sizes.tokens)} tokens in {_span(days, 1 if days.value >= 1 else 3)} days, "
         f"{_span(plan.gpu_hours, 0 if plan.gpu_hours.value >= 10 else 2)} GPU-hours{money}",
         highlight=False,
         soft_wrap=True,
     )
-    if cost and plan.place.price == plan.place.gpu.price:
+    if cost and plan.hardware.price == plan.hardware.gpu.price:
         console.print(f"  price: {prices_from()}; --price overrides", highlight=False, soft_wrap=True)
 
 

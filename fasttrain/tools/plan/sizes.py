@@ -2,26 +2,30 @@
 all that the user says of the run can be true at once.
 
 A contradiction is a sentence with the two values, and the setting that mends it. `fasttrain plan` and a run that starts
-ask the same function.
+ask the same function. Of the data, if it is here, a plan asks how many tokens there are, and the vocabulary.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fasttrain import config
-from fasttrain.flops import Parameters, block_matrices, flops_per_token, num_parameters
+from fasttrain.flops import Parameters, flops_per_token, num_parameters, state_bytes
 from fasttrain.fs import DISK_RESERVE, DISK_SLACK
-from fasttrain.tools.plan.quantities import count, gigabytes, stated_size
+from fasttrain.units import count, disk_size, plural
 
 # Hoffmann et al. 2022 (arXiv 2203.15556): about 20 tokens per parameter give the least loss for the compute
 COMPUTE_OPTIMAL = 20
 # Muennighoff et al. 2023 (arXiv 2305.16264): up to about 4 epochs, repeated data is nearly as good as new
 WORTHWHILE_EPOCHS = 4
+# In a name, a size stands by itself: "llama2-7b", "550m", "0.6b"; "gpt2", "v2b", "ctx-4k" and "tiny-2" have none.
+_STATED = re.compile(r"(?:^|[-_/ ])(\d+(?:\.\d+)?)([mb])(?=$|[-_/ .])", re.IGNORECASE)
 # A name rounds: 6.74B parameters are "7b". 249M are no "300m", and 160M no "550m".
 NAME_TOLERANCE = 0.1
 TOKENS_TOLERANCE = 0.02
+DEFAULT_VOCAB = 4096  # of Python's standard library, the data of a run that names none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +34,11 @@ class Stated:
 
     size: tuple[str, float] | None = None  # as written, and as parameters
     size_from: str = ""
+    size_is_a_name: bool = False  # it is only part of a name: then it is a warning
     tokens: float | None = None
     dataset: Mapping[str, float] | None = None  # tokens by component; a single dataset is named ""
-    room: float | None = None  # bytes for checkpoints
-    room_from: str = ""
+    disk: float | None = None  # bytes of disk space for checkpoints
+    disk_from: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +71,18 @@ class Sizes:
     def lines(self) -> list[str]:
         """For people."""
         parameters, batch = self.parameters, self.settings.batch
-        head = "" if parameters.head else ", the head is the embedding"
+        tied = "" if parameters.head else " (tied head)"
         times = self.tokens_per_parameter / COMPUTE_OPTIMAL
         lines = [
-            f"{parameters.total:,} parameters ({count(parameters.total)}): {count(parameters.non_embedding)} beside "
-            f"{count(parameters.embedding + parameters.head)} of the vocabulary's tables{head}",
+            f"{parameters.total:,} parameters ({count(parameters.total)}): {count(parameters.non_embedding)} "
+            f"non-embedding + {count(parameters.embedding + parameters.head)} embedding{tied}",
             f"{self.tokens_per_step:,} tokens a step ({batch.sequences} x {self.settings.data.sequence}), "
-            f"{count(self.tokens)} in {batch.steps:,} steps; {self.micro_batches} micro-batch"
-            f"{'es' * (self.micro_batches != 1)} of {batch.micro} on each of {self.dp_size} rank{'s' * (self.dp_size > 1)}",
+            f"{count(self.tokens)} in {batch.steps:,} steps; micro-batch {batch.micro}, "
+            f"{plural(self.micro_batches, 'accumulation step')}, {plural(self.dp_size, 'rank')}",
             f"{self.tokens_per_parameter:,.1f} tokens per parameter: {times:.2g} times the {COMPUTE_OPTIMAL} that are "
             f"compute-optimal{_meaning(times)}",
-            f"{gigabytes(self.checkpoint_bytes)} a checkpoint, at most {self.checkpoints_held} at a time: "
-            f"{gigabytes(self.disk_bytes)} of disk",
+            f"{disk_size(self.checkpoint_bytes)} a checkpoint, at most {self.checkpoints_held} at a time: "
+            f"{disk_size(self.disk_bytes)} of disk",
         ]
         if self.epochs is not None:
             seen = [f"{f'{name}: ' * bool(name)}{epochs:.3g}" for name, epochs in self.epochs.items()]
@@ -100,34 +105,38 @@ def sizes(settings: config.Config, *, vocab: int, dp_size: int = 1, stated: Stat
         tokens=tokens,
         flops=tokens * flops_per_token(settings.model, vocab, T),
         micro_batches=max(batch.sequences // (batch.micro * dp_size), 1),
-        checkpoint_bytes=state_bytes(settings, parameters),
+        checkpoint_bytes=state_bytes(settings.model, vocab, muon=settings.optim.kind == "muon"),
         checkpoints_held=settings.checkpoint.max_held(batch.steps),
         epochs=epochs,
         contradictions=(),
         warnings=(),
     )
+    size = _size(stated, parameters, settings)
     contradictions = [
-        *_size(stated, parameters, settings), *_tokens(stated, result), *_ranks(settings, dp_size),
-        *_room(stated, result), *_components(result),
+        *([] if stated.size_is_a_name else size), *_tokens(stated, result), *_ranks(settings, dp_size),
+        *_disk_space(stated, result), *_components(result),
     ]  # fmt: skip
-    warnings = [*_repetition(result)]
+    warnings = [*(size if stated.size_is_a_name else []), *_repetition(result)]
     return Sizes(**vars(result) | dict(contradictions=tuple(contradictions), warnings=tuple(warnings)))
 
 
 def at_start(settings: config.Config, *, vocab: int, dp_size: int, dataset: Mapping[str, float]) -> Sizes:
-    """What a run that starts says of itself: its arithmetic, and what in it contradicts its name or its data.
+    """What a run that starts says of itself: its arithmetic, and what in it contradicts its data or its name.
 
-    Room for checkpoints is not asked for here: a run looks at its own disk, with what is on it already.
+    Disk space for checkpoints is not looked at here: a run looks at its own disk, with what is on it already.
     """
-    size = stated_size(settings.out.name)
-    stated = Stated(size=size, size_from=f"--out {settings.out}", dataset=dataset)
+    size, named = stated_size(settings.out.name), f"--out {settings.out}"
+    stated = Stated(size=size, size_from=named, size_is_a_name=True, dataset=dataset)
     return sizes(settings, vocab=vocab, dp_size=dp_size, stated=stated)
 
 
-def state_bytes(settings: config.Config, parameters: Parameters) -> int:
-    """Of a checkpoint: weights and AdamW's two averages in fp32; Muon has one average of its matrices."""
-    saved = settings.model.layers * block_matrices(settings.model) if settings.optim.kind == "muon" else 0
-    return 12 * parameters.total - 4 * saved
+def stated_size(name: str) -> tuple[str, float] | None:
+    """The size in M or B that a name states, as written and as a number of parameters; None if it states none."""
+    found = _STATED.search(name)
+    if not found:
+        return None
+    number, unit = found.groups()
+    return f"{number}{unit}", float(number) * {"m": 1e6, "b": 1e9}[unit.lower()]
 
 
 def _size(stated: Stated, parameters: Parameters, settings: config.Config) -> list[str]:
@@ -166,28 +175,21 @@ def _ranks(settings: config.Config, dp_size: int) -> list[str]:
             f"parallel.dp_replicate ({dp_replicate}) must divide the number of GPUs, {dp_size}; set it to "
             f"{_divisor(dp_size, dp_replicate)}"
         )
-    together = dp_size * batch.micro
-    if batch.sequences % together:
-        more = -(-batch.sequences // together) * together
-        micro = next((m for m in range(batch.micro, 0, -1) if batch.sequences % (dp_size * m) == 0), 0)
-        smaller = f", or batch.micro to {micro}" if micro else ""
-        found.append(
-            f"batch.sequences ({batch.sequences}) must be a multiple of {together}: {dp_size} GPUs with micro-batches of "
-            f"{batch.micro} (batch.micro); set batch.sequences to {more}{smaller}"
-        )
+    if problem := batch.indivisible(dp_size):
+        found.append(problem)
     return found
 
 
-def _room(stated: Stated, run: Sizes) -> list[str]:
-    if stated.room is None or run.disk_bytes <= stated.room:
+def _disk_space(stated: Stated, run: Sizes) -> list[str]:
+    if stated.disk is None or run.disk_bytes <= stated.disk:
         return []
-    most = int((stated.room - DISK_RESERVE) / (run.checkpoint_bytes * DISK_SLACK))
+    most = int((stated.disk - DISK_RESERVE) / (run.checkpoint_bytes * DISK_SLACK))
     remedy = "free some, or choose another --out"
     if most >= 3:
         remedy += f"; {most} fit: lower checkpoint.keep_last ({run.settings.checkpoint.keep_last}) or keep_every"
     return [
-        f"the checkpoints of this run need {gigabytes(run.disk_bytes)} ({run.checkpoints_held} of "
-        f"{gigabytes(run.checkpoint_bytes)}) and there are {gigabytes(stated.room)} in {stated.room_from}; {remedy}"
+        f"the checkpoints of this run need {disk_size(run.disk_bytes)} ({run.checkpoints_held} of "
+        f"{disk_size(run.checkpoint_bytes)}) and there are {disk_size(stated.disk)} in {stated.disk_from}; {remedy}"
     ]
 
 
@@ -235,9 +237,6 @@ def _name(parameters: int) -> str:
 
 def _divisor(dp_size: int, wanted: int) -> int:
     return max(n for n in range(1, max(min(wanted, dp_size), 1) + 1) if dp_size % n == 0)
-
-
-DEFAULT_VOCAB = 4096  # of Python's standard library, the data of a run that names none
 
 
 def is_here(data: config.DataConfig) -> bool:

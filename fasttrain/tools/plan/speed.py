@@ -1,6 +1,6 @@
 """How long a step takes on a GPU: a sum of parts, each with a physical reason, and few calibrated figures.
 
-    products     6 M K N FLOP each, at a share of the peak; or their operands' bytes, where those take longer
+    matmuls      6 M K N FLOP each, at a share of the peak; or their operands' bytes, where those take longer
     attention    3.5 times 2 M T H D FLOP under the causal mask, at a share of its own
     streaming    bytes that norms, rotations, activations, the loss and FSDP's casts read and write, at a share of the
                  memory's bandwidth; more bytes where nothing fuses them
@@ -8,9 +8,9 @@
     exposed      what is left of communication after computing has hidden the rest
     launching    the host's time per block, where that is longer than the GPU's
 
-The calibrated figures are in calibration.toml, fitted by bench/fit_plan.py to a part of the runs in published.toml, and
-judged by the rest (tests/fasttrain/tools/plan/test_published.py). Figures for a GPU that no published run is on are carried
-over from another one: the band says so.
+The calibrated figures are in calibration.toml, fitted by bench/fit_plan.py to a part of the runs in
+tests/fasttrain/tools/plan/published.toml, and checked by the rest (test_published.py). Figures for a GPU that no
+published run is on are carried over from another one: the band says so.
 
 B sequences of T tokens are M tokens of a micro-batch; W ranks, S of which share the weights, R = W / S dp_replicate.
 """
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fasttrain import config
-from fasttrain.flops import block_matrices, flops_per_token, num_parameters
+from fasttrain.flops import HOST_SECONDS, block_matrices, flops_per_token, num_parameters
 from fasttrain.gpus import Gpu
 from fasttrain.tools.plan.memory import ITEMSIZE, chunk_rows
 
@@ -33,8 +33,6 @@ TABLE = Path(__file__).with_name("calibration.toml")
 _LINK, _NETWORK = 0.75, 0.85
 # Seconds of a ring's hop: between GPUs of a node, and between nodes
 _HOP, _NODE_HOP = 1.5e-6, 8e-6
-# Seconds of the host for a block's forward, about ten fused ops or thirty; backward takes twice that
-_LAUNCH = {True: 60e-6, False: 200e-6}
 _STEP = 0.004  # seconds of a step that nothing below explains: the loop itself, the last reductions
 
 
@@ -42,7 +40,7 @@ _STEP = 0.004  # seconds of a step that nothing below explains: the loop itself,
 class Calibration:
     """Shares of what the data sheet promises."""
 
-    products: float  # of the peak, by large products
+    matmuls: float  # of the peak, by large matmuls
     attention: float  # of the peak
     bandwidth: float  # of the memory's
     unfused: float  # factor of the streamed bytes where nothing is fused
@@ -65,7 +63,7 @@ class Work:
     precision: str = "bf16"
     fused: bool = True  # elementwise work: by our kernels, torch.compile or both
     compiled: bool = True
-    recomputed: float = 0.0  # share of a block's products that backward computes again
+    recomputed: float = 0.0  # share of a block's matmuls that backward computes again
     recomputed_streaming: float = 0.0  # the same of its elementwise work
     recomputed_attention: float = 0.0
     gathers: int = 2  # of the weights, in each micro-batch; 0: they are not sharded
@@ -99,7 +97,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speed:
+class SpeedEstimate:
     """A step, in seconds by part."""
 
     parts: dict[str, float]
@@ -159,24 +157,24 @@ def calibrations() -> dict[str, Calibration]:
     }
 
 
-def speed(work: Work, cluster: Cluster, calibration: Calibration | None = None) -> Speed:
+def speed(work: Work, cluster: Cluster, calibration: Calibration | None = None) -> SpeedEstimate:
     """Of a step."""
     gpu = cluster.gpu
     given = calibration or calibrations()[gpu.architecture]
     peak = gpu.peak(work.precision)
     per_micro = {
-        "products": _products(work, gpu, given),
+        "matmuls": _matmuls(work, gpu, given),
         "attention": _attention(work, peak, given),
         "streaming": _streaming(work, gpu, given),
     }
     busy = sum(per_micro.values())
-    launching = 3 * work.model.layers * _LAUNCH[work.compiled or work.fused]
+    launching = 3 * work.model.layers * HOST_SECONDS["cuda", work.compiled or work.fused]
     n = work.micro_batches
     parts = {part: n * seconds for part, seconds in per_micro.items()}
     parts["launching"] = n * max(launching - busy, 0.0)
     parts["optimizer"] = _optimizer(work, gpu, given) + _STEP
     parts["exposed"] = _exposed(work, cluster, given, n * (busy + max(launching - busy, 0.0)))
-    return Speed(
+    return SpeedEstimate(
         parts=parts,
         tokens=work.tokens,
         flops=flops_per_token(work.model, work.vocab, work.sequence),
@@ -185,7 +183,7 @@ def speed(work: Work, cluster: Cluster, calibration: Calibration | None = None) 
     )
 
 
-def _products(work: Work, gpu: Gpu, given: Calibration) -> float:
+def _matmuls(work: Work, gpu: Gpu, given: Calibration) -> float:
     """Of a micro-batch: each matrix forward, and twice in backward."""
     peak = gpu.peak(work.precision)
     m, M = work.model, work.micro * work.sequence
@@ -196,7 +194,7 @@ def _products(work: Work, gpu: Gpu, given: Calibration) -> float:
 
     def seconds(K: int, N: int) -> float:
         moved = (M * K + K * N + M * N) * ITEMSIZE[work.precision]
-        return max(2 * M * K * N / (peak * given.products), moved / (gpu.bandwidth * given.bandwidth))
+        return max(2 * M * K * N / (peak * given.matmuls), moved / (gpu.bandwidth * given.bandwidth))
 
     again = 3 + work.recomputed
     return again * m.layers * sum(seconds(*sides) for sides in block) + 3 * seconds(C, work.vocab)
@@ -245,7 +243,7 @@ def _optimizer(work: Work, gpu: Gpu, given: Calibration) -> float:
         small = min(m.hidden, m.ffn)
         # Five iterations of about 2 M^2 N + M^3 multiplications, shared by the ranks of a group
         flops = 5 * 2 * 3 * small * m.layers * block_matrices(m) / work.shards
-        seconds += flops / (gpu.half * given.products * 0.6)
+        seconds += flops / (gpu.half * given.matmuls * 0.6)
     return seconds
 
 

@@ -1,7 +1,11 @@
-"""metrics.jsonl as columns that grow with the file: who looks again reads only what is new.
+"""metrics.jsonl as columns that grow with the file: who looks again reads only what is new. And their decimation.
 
-The run as it stands, each step once, as read_metrics has it. Steps that the run took back are kept apart: a spike that
-was rolled back is worth seeing.
+The columns are the run as it stands, each step once, as read_metrics has it. Steps that the run took back are kept
+apart: a spike that was rolled back is worth seeing.
+
+Half a million steps on a thousand pixels are buckets of steps, each with its mean, its lowest and its highest value. No
+extreme gets lost, whatever the size of a bucket. Around the steps that matter, events among them, every step has a
+bucket of its own, so that a look from nearby shows what happened.
 """
 
 from __future__ import annotations
@@ -9,9 +13,10 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -125,3 +130,49 @@ def columns_of(path: Path) -> Columns:
     """The same object for the same file, as long as the process lives."""
     key = path.absolute()
     return _opened.setdefault(key, Columns(key))
+
+
+AROUND = 40  # steps before and after an event that stay single
+
+
+class Buckets(NamedTuple):
+    """Of one figure; nan: no finite value."""
+
+    mean: np.ndarray  # (buckets,)
+    low: np.ndarray
+    high: np.ndarray
+
+
+def bucket_starts(steps: int, points: int, places: Iterable[int] = ()) -> np.ndarray:
+    """The first step, from 0, of each of about `points` buckets; at most half of them are spent on `places`."""
+    if steps <= points:
+        return np.arange(steps)
+    single = np.zeros(steps, dtype=bool)
+    for place in (0, *places):
+        around = slice(max(place - AROUND, 0), max(place + AROUND, 0))
+        if single.sum() + (~single[around]).sum() > points // 2:
+            break
+        single[around] = True
+    starts = single.copy()
+    starts[1:] |= single[:-1]  # a bucket never reaches into the steps that stay single
+    wide = max(points - int(single.sum()), 2)
+    starts[np.linspace(0, steps, wide, endpoint=False).astype(np.int64)] = True
+    starts[[0, -1]] = True  # the last step is what people look for
+    return np.flatnonzero(starts)
+
+
+def bucketed(
+    values: np.ndarray,  # (steps,)
+    starts: np.ndarray,  # (buckets,)
+) -> Buckets:
+    """Values that are not finite count for nothing."""
+    values = values.astype(np.float64)
+    finite = np.isfinite(values)
+    if len(starts) == len(values):
+        alone = np.where(finite, values, np.nan)
+        return Buckets(alone, alone, alone)
+    found = np.add.reduceat(finite.astype(np.int64), starts)
+    low = np.minimum.reduceat(np.where(finite, values, np.inf), starts)
+    high = np.maximum.reduceat(np.where(finite, values, -np.inf), starts)
+    mean = np.add.reduceat(np.where(finite, values, 0.0), starts) / np.maximum(found, 1)
+    return Buckets(*(np.where(found > 0, figure, np.nan) for figure in (mean, low, high)))

@@ -12,9 +12,8 @@ import numpy as np
 from fasttrain.config import Config
 from fasttrain.config_toml import to_toml
 from fasttrain.events import Event, EventKind, Severity
-from fasttrain.tools.report.decimate import bucket_starts, bucketed
-from fasttrain.tools.report.reading import CheckpointEntry, Record, flat
-from fasttrain.tools.report.state import State
+from fasttrain.tools.report.columns import bucket_starts, bucketed
+from fasttrain.tools.report.record import CheckpointEntry, RunRecord, RunState, flat
 
 NUMBERS = 220_000  # in all curves of a page: about 1.5 MB
 MOST, LEAST = 1500, 150  # points of a curve
@@ -24,12 +23,12 @@ RANGED = (  # a mean with its lowest and highest value
     *("unsaved_steps", "checkpoint_age"),
 )
 PEAK = 3.0  # in any other curve, a highest value of so many means stands for its bucket
-INCIDENTS, SAMPLES, GHOSTS, EVALUATIONS = 1000, 100, 40, 1000  # that a page has of a run, at most
-TEXT, DOCUMENTS = 2000, 50  # characters of a text, and documents of an incident
+EVENTS, SAMPLES, GHOSTS, EVALUATIONS = 1000, 100, 40, 1000  # that a page has of a run, at most
+TEXT, DOCUMENTS = 2000, 50  # characters of a text, and documents of an event
 BESIDE = ("out", "resume")  # settings that say where a run is, not what
 
 
-def page_content(records: Sequence[Record], states: Sequence[State]) -> dict[str, Any]:
+def page_content(records: Sequence[RunRecord], states: Sequence[RunState]) -> dict[str, Any]:
     """All runs, and the settings in which they differ."""
     curves = sum(len(_curves(record)) + 2 * len(set(_curves(record)) & set(RANGED)) + 3 for record in records)
     points = min(max(NUMBERS // max(curves, 1), LEAST), MOST)
@@ -39,14 +38,14 @@ def page_content(records: Sequence[Record], states: Sequence[State]) -> dict[str
     )
 
 
-def differences(records: Sequence[Record]) -> list[dict[str, Any]]:
+def differences(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """Settings that are not the same in all runs."""
     keys = dict.fromkeys(key for record in records for key in record.settings if key not in BESIDE)
     rows = [dict(key=key, values=[_shown(record.settings.get(key)) for record in records]) for key in keys]
     return [row for row in rows if len(set(row["values"])) > 1]
 
 
-def figures(record: Record) -> dict[str, Any]:
+def figures(record: RunRecord) -> dict[str, Any]:
     """The run in a few numbers; None: not known."""
     columns = record.columns
     best = min(_main_validations(record), key=lambda line: line["loss"], default=None)
@@ -59,19 +58,19 @@ def figures(record: Record) -> dict[str, Any]:
         tokens_per_second=_median(columns["tokens_per_second"]),
         mfu=_median(columns["mfu"]),
         memory=_highest(columns["memory"]),
-        incidents=sum(incident.severity in (Severity.ERROR, Severity.WARNING) for incident in record.incidents),
-        rollbacks=sum(incident.kind == "rollback" for incident in record.incidents),
+        events=sum(event.severity in (Severity.ERROR, Severity.WARNING) for event in record.events),
+        rollbacks=sum(event.kind == EventKind.ROLLBACK for event in record.events),
     )
 
 
-def _run(record: Record, state: State, points: int) -> dict[str, Any]:
+def _run(record: RunRecord, state: RunState, points: int) -> dict[str, Any]:
     columns, steps = record.columns, record.columns["step"]
     planned = record.settings.get("batch.steps")
-    places = [int(np.searchsorted(steps, incident.step)) for incident in _by_weight(record.incidents)]
+    places = [int(np.searchsorted(steps, event.step)) for event in _by_weight(record.events)]
     starts = bucket_starts(len(columns), points, [place for place in places if place < len(steps)])
     ends = np.append(starts[1:], len(columns)) - 1
-    samples = [incident for incident in record.incidents if incident.kind == EventKind.SAMPLE]
-    others = [incident for incident in record.incidents if incident.kind != EventKind.SAMPLE]
+    samples = [event for event in record.events if event.kind == EventKind.SAMPLE]
+    others = [event for event in record.events if event.kind != EventKind.SAMPLE]
     return dict(
         name=record.name,
         path=str(record.path),
@@ -82,36 +81,38 @@ def _run(record: Record, state: State, points: int) -> dict[str, Any]:
         left=_seconds_left(record, planned) if state.name == "running" else None,
         began=float(columns["time"][0]),
         written=record.last_written,
-        parameters=record.facts.get("parameters"),
-        hardware=record.facts.get("hardware"),
-        world=record.facts.get("world"),
-        versions={name: str(record.facts[name]) for name in ("fasttrain", "torch", "python") if name in record.facts},
+        parameters=record.metadata.get("parameters"),
+        hardware=record.metadata.get("hardware"),
+        world_size=record.metadata.get("world_size"),
+        versions={
+            name: str(record.metadata[name]) for name in ("fasttrain", "torch", "python") if name in record.metadata
+        },
         figures=figures(record),
         x=_places(record, steps[ends], columns["time"][ends]),
         first=steps[starts].astype(np.int64) if len(starts) < len(columns) else None,
         series={name: _curve(columns[name], name, starts) for name in _curves(record)},
         taken_back=[_ghost(record, gone) for gone in columns.taken_back[-GHOSTS:] if len(gone["step"]) > 1],
         validations=_validations(record),
-        incidents=[_incident(record, incident) for incident in others[-INCIDENTS:]],
-        left_out=max(len(others) - INCIDENTS, 0),
-        samples=[_incident(record, incident) for incident in samples[-SAMPLES:]],
+        events=[_event(record, event) for event in others[-EVENTS:]],
+        older_events=max(len(others) - EVENTS, 0),
+        samples=[_event(record, event) for event in samples[-SAMPLES:]],
         evaluations=_latest(record.evaluations)[-EVALUATIONS:],
         checkpoints=_checkpoints(record.checkpoints),
         settings=_sections(record.settings),
     )
 
 
-def _curves(record: Record) -> list[str]:
+def _curves(record: RunRecord) -> list[str]:
     return [name for name in record.columns.names if name not in HIDDEN]
 
 
-def _by_weight(incidents: list[Event]) -> list[Event]:
+def _by_weight(events: list[Event]) -> list[Event]:
     """Those first that deserve a close look."""
     order = (Severity.ERROR, Severity.ACTION, Severity.WARNING)
-    return sorted((i for i in incidents if i.severity in order), key=lambda incident: order.index(incident.severity))
+    return sorted((i for i in events if i.severity in order), key=lambda event: order.index(event.severity))
 
 
-def _places(record: Record, steps: np.ndarray, times: np.ndarray) -> dict[str, np.ndarray]:
+def _places(record: RunRecord, steps: np.ndarray, times: np.ndarray) -> dict[str, np.ndarray]:
     """Where on each of the three axes."""
     known, tokens = record.columns["step"], record.columns["tokens"]
     return dict(
@@ -130,7 +131,7 @@ def _curve(values: np.ndarray, name: str, starts: np.ndarray) -> dict[str, np.nd
     return dict(mean=np.where(high > PEAK * np.abs(mean), high, mean))
 
 
-def _ghost(record: Record, gone: dict[str, np.ndarray]) -> dict[str, Any]:
+def _ghost(record: RunRecord, gone: dict[str, np.ndarray]) -> dict[str, Any]:
     """Steps that the run took back."""
     starts = bucket_starts(len(gone["step"]), 200)
     ends = np.append(starts[1:], len(gone["step"])) - 1
@@ -138,7 +139,7 @@ def _ghost(record: Record, gone: dict[str, np.ndarray]) -> dict[str, Any]:
     return dict(x=x, loss=bucketed(gone["loss"], starts).high)
 
 
-def _validations(record: Record) -> dict[str, Any]:
+def _validations(record: RunRecord) -> dict[str, Any]:
     sets: dict[str, list[dict[str, Any]]] = {}
     for line in record.validations:
         sets.setdefault(str(line["set"]), []).append(line)
@@ -155,7 +156,7 @@ def _figure(lines: list[dict[str, Any]], key: str) -> np.ndarray:
     return np.array([line.get(key) for line in lines], dtype=np.float64)  # None becomes nan
 
 
-def _main_validations(record: Record) -> list[dict[str, Any]]:
+def _main_validations(record: RunRecord) -> list[dict[str, Any]]:
     """Those of the held-out documents, or of the first set."""
     names = list(dict.fromkeys(line["set"] for line in record.validations))
     main = "held-out" if "held-out" in names else next(iter(names), None)
@@ -163,17 +164,17 @@ def _main_validations(record: Record) -> list[dict[str, Any]]:
     return [line for line in lines if line.get("loss") is not None and math.isfinite(line["loss"])]
 
 
-def _incident(record: Record, incident: Event) -> dict[str, Any]:
-    places = _places(record, np.array([incident.step]), np.array([incident.time]))
+def _event(record: RunRecord, event: Event) -> dict[str, Any]:
+    places = _places(record, np.array([event.step]), np.array([event.time]))
     x = {axis: float(value[0]) for axis, value in places.items()}
-    if incident.tokens is not None:
-        x["tokens"] = float(incident.tokens)
-    content = incident.line() | dict(severity=incident.severity, x=x)
+    if event.tokens is not None:
+        x["tokens"] = float(event.tokens)
+    content = event.line() | dict(severity=event.severity, x=x)
     del content["tokens"]
-    content["text"] = _cut(incident.text)
-    content["evidence"] = {str(key): _cut(_shown(value)) for key, value in incident.evidence.items()}
-    content["documents"] = [_cut(document, 300) for document in incident.documents[:DOCUMENTS]]
-    content["more_documents"] = max(len(incident.documents) - DOCUMENTS, 0)
+    content["text"] = _cut(event.text)
+    content["evidence"] = {str(key): _cut(_shown(value)) for key, value in event.evidence.items()}
+    content["documents"] = [_cut(document, 300) for document in event.documents[:DOCUMENTS]]
+    content["more_documents"] = max(len(event.documents) - DOCUMENTS, 0)
     return content
 
 
@@ -185,7 +186,7 @@ def _latest(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _checkpoints(checkpoints: list[CheckpointEntry]) -> list[dict[str, Any]]:
-    standing = [saved for saved in checkpoints if saved.state in ("published", "sound")]
+    standing = [saved for saved in checkpoints if saved.state in ("committed", "valid")]
     scored = [saved for saved in standing if saved.loss is not None and math.isfinite(saved.loss)]
     best = min(scored, key=lambda saved: (saved.loss, -saved.step), default=None)
     rows = []
@@ -210,7 +211,7 @@ def _default_settings() -> dict[str, Any]:
     return tomllib.loads(to_toml(Config()))
 
 
-def _seconds_left(record: Record, planned: int | None) -> float | None:
+def _seconds_left(record: RunRecord, planned: int | None) -> float | None:
     times, steps = record.columns["time"][-200:], record.columns["step"][-200:]
     if planned is None or len(times) < 2:
         return None

@@ -23,8 +23,7 @@ import numpy as np
 import fasttrain
 from fasttrain.rundir import RunDir
 from fasttrain.tools.report.content import page_content
-from fasttrain.tools.report.reading import Record, catch_up, read_records
-from fasttrain.tools.report.state import state_of
+from fasttrain.tools.report.record import RunRecord, catch_up, read_records, state_of
 
 SCRIPTS = ("text.js", "view.js", "scales.js", "chart.js", "charts.js", "tables.js", "page.js")
 PATIENCE = 1.0  # seconds that a run under way waits for its page
@@ -35,7 +34,7 @@ _logger = logging.getLogger(__name__)
 def write_report(runs: Sequence[Path], out: Path, *, running: bool | None = None) -> None:
     """For a run to call as it goes: whatever goes wrong is a warning. running: None: by what the runs have written.
 
-    A run that goes on after half a million steps has half a gigabyte to read: it does so in its first calls, a second
+    A run that resumes after half a million steps has half a gigabyte to read: it does so in its first calls, a second
     in each, and leaves the former page as it is until then.
     """
     try:
@@ -46,8 +45,11 @@ def write_report(runs: Sequence[Path], out: Path, *, running: bool | None = None
         _logger.warning("report: %s is not up to date: %s: %s", out, type(error).__name__, error)
 
 
-def write_page(records: Sequence[Record], out: Path, *, running: bool | None = None) -> None:
-    """Whoever opens it has the former page or this one, whole."""
+def write_page(records: Sequence[RunRecord], out: Path, *, running: bool | None = None) -> None:
+    """Write a page: whoever opens it has the former one or this one, whole.
+
+    Without fsync, unlike fs.write_file: that could wait for a checkpoint that is being written.
+    """
     partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
     try:
         partial.write_text(page(records, running=running), "utf-8")
@@ -56,8 +58,8 @@ def write_page(records: Sequence[Record], out: Path, *, running: bool | None = N
         partial.unlink(missing_ok=True)
 
 
-def page(records: Sequence[Record], *, running: bool | None = None) -> str:
-    """HTML."""
+def page(records: Sequence[RunRecord], *, running: bool | None = None) -> str:
+    """The HTML of a page."""
     states = [state_of(record, running=running) for record in records]
     content = page_content(records, states) | dict(written=time.time(), version=fasttrain.__version__)
     script = "\n".join(["(() => {", '"use strict";', *map(_asset, SCRIPTS), "})();"])

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fasttrain.events import Event, Severity
-from fasttrain.tools.report.decimate import Buckets, bucket_starts, bucketed
-from fasttrain.tools.report.reading import Record
+from fasttrain.tools.report.columns import Buckets, bucket_starts, bucketed
+from fasttrain.tools.report.record import RunRecord
 
 try:
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
@@ -53,7 +53,7 @@ PANELS = (
 )
 
 
-def draw(records: Sequence[Record], path: Path) -> list[Path]:
+def draw(records: Sequence[RunRecord], path: Path) -> list[Path]:
     """All panels in one file; or in a directory, each in its own. What was written."""
     if path.suffix in SUFFIXES:
         figure = Figure(figsize=(12, 10), layout="constrained")
@@ -84,7 +84,7 @@ def _saved(figure: Figure, path: Path) -> Path:
     return path
 
 
-def _panel(ax: Axes, records: Sequence[Record], panel: Panel) -> None:
+def _panel(ax: Axes, records: Sequence[RunRecord], panel: Panel) -> None:
     for record, colour in zip(records, _colours(records), strict=False):
         x, (mean, low, high) = _curve(record, panel.name)
         ax.fill_between(x, low * panel.factor, high * panel.factor, color=colour, alpha=0.2, lw=0)
@@ -102,7 +102,7 @@ def _panel(ax: Axes, records: Sequence[Record], panel: Panel) -> None:
     _finish(ax, records, panel.title, labels=panel.name == "loss")
 
 
-def _step_time(ax: Axes, record: Record) -> None:
+def _step_time(ax: Axes, record: RunRecord) -> None:
     """Of one run: stacks of several would hide each other."""
     names = [name for name in record.columns.names if name.startswith("time/")]
     names = [name for name in names if name not in ("time/validation", "time/checkpoint")]
@@ -117,13 +117,13 @@ def _step_time(ax: Axes, record: Record) -> None:
     _finish(ax, [record], f"Step time of {record.name} (ms)", labels=False)
 
 
-def _curve(record: Record, name: str) -> tuple[np.ndarray, Buckets]:
+def _curve(record: RunRecord, name: str) -> tuple[np.ndarray, Buckets]:
     starts = bucket_starts(len(record.columns), POINTS)
     ends = np.append(starts[1:], len(record.columns)) - 1
     return record.columns["step"][ends], bucketed(record.columns[name], starts)
 
 
-def _validations(ax: Axes, record: Record, colours: Sequence[str], colour: str) -> None:
+def _validations(ax: Axes, record: RunRecord, colours: Sequence[str], colour: str) -> None:
     """colours: of the sets; none: all of them have the run's."""
     for place, name in enumerate(dict.fromkeys(line["set"] for line in record.validations)):
         lines = [line for line in record.validations if line["set"] == name]
@@ -133,35 +133,35 @@ def _validations(ax: Axes, record: Record, colours: Sequence[str], colour: str) 
         ax.plot(steps, losses, "o-", color=shade, mfc="white", ms=4, lw=1, label=label)
 
 
-def _finish(ax: Axes, records: Sequence[Record], title: str, *, labels: bool) -> None:
+def _finish(ax: Axes, records: Sequence[RunRecord], title: str, *, labels: bool) -> None:
     ax.set_title(title, loc="left", fontsize=10)
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)
     ax.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}")
     if labels:
         ax.legend(frameon=False, fontsize=9, loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.2)
-    for step, incidents in _by_place(records).items():
-        first = min(incidents, key=lambda incident: list(LEVELS).index(incident.severity))
+    for step, events in _by_place(records).items():
+        first = min(events, key=lambda event: list(LEVELS).index(event.severity))
         ax.axvline(step, color=LEVELS[first.severity], lw=0.8, alpha=0.6)
         if labels:
-            kinds = ", ".join(dict.fromkeys(incident.kind for incident in incidents))
+            kinds = ", ".join(dict.fromkeys(event.kind for event in events))
             ax.annotate(
                 kinds, (step, 1), xycoords=("data", "axes fraction"), xytext=(3, -2), textcoords="offset points",
                 rotation=90, va="top", fontsize=8, color=LEVELS[first.severity],
             )  # fmt: skip
 
 
-def _by_place(records: Sequence[Record]) -> dict[int, list[Event]]:
+def _by_place(records: Sequence[RunRecord]) -> dict[int, list[Event]]:
     """Those that would be drawn upon each other are together."""
-    found = [incident for record in records for incident in record.incidents if incident.severity in LEVELS]
+    found = [event for record in records for event in record.events if event.severity in LEVELS]
     near = max(record.columns["step"][-1] for record in records) / 80
     places: dict[int, list[Event]] = {}
-    for incident in sorted(found, key=lambda incident: incident.step):
+    for event in sorted(found, key=lambda event: event.step):
         last = next(reversed(places), None)
-        place = incident.step if last is None or incident.step - last > near else last
-        places.setdefault(place, []).append(incident)
+        place = event.step if last is None or event.step - last > near else last
+        places.setdefault(place, []).append(event)
     return places
 
 
-def _colours(records: Sequence[Record]) -> list[str]:
+def _colours(records: Sequence[RunRecord]) -> list[str]:
     return [COLOURS[place % len(COLOURS)] for place in range(len(records))]

@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from fasttrain import cli
 from fasttrain.checkpoint import Checkpoint, Checkpoints, list_checkpoints
-from fasttrain.checkpoint.files import NewFile
+from fasttrain.fs import HashedFile, exclusive_lock
+from fasttrain.rundir import RunDir
 from tests.fasttrain.checkpoint.subject import KEEP_ALL, Subject, gloo
 
 
@@ -19,10 +20,10 @@ def save(run: Path, step: int, loss: float | None = None, again: int = 1) -> Pat
     """A checkpoint with one file of 2,000 bytes."""
     path = run / "checkpoints" / (f"step-{step:08}" + (f"-{again}" if again > 1 else ""))
     path.mkdir(parents=True)
-    with NewFile(path / "weights") as file:
+    with HashedFile(path / "weights") as file:
         file.write(bytes([step % 256]) * 2000)
-    facts, files = {"world": 4}, (file.record("weights"),)
-    Checkpoint(path=path, step=step, loss=loss, optimizer="AdamW", scaler={}, facts=facts, files=files).write()
+    metadata, files = {"world_size": 4}, (file.checksum(),)
+    Checkpoint(path=path, step=step, loss=loss, optimizer="AdamW", scaler={}, metadata=metadata, files=files).write()
     return path
 
 
@@ -76,19 +77,19 @@ def test_list_names_what_cannot_be_read(run: Path, capsys: pytest.CaptureFixture
     assert call("list", run) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "step-00000300" in printed
-    assert "damaged: " in printed
+    assert "corrupt: " in printed
 
 
-def test_verify_says_that_all_are_sound(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_says_that_all_are_valid(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("verify", run) == 0
-    assert "5 sound, 0 damaged" in capsys.readouterr().out
+    assert "5 valid, 0 corrupt" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("harm", "what"),
     [
-        (flip, "is damaged: its sha256 is"),
-        (lambda path: os.truncate(path, 100), "is truncated: it has 100 bytes instead of 2000"),
+        (flip, "is corrupt: its sha256 is"),
+        (lambda path: os.truncate(path, 100), "is truncated, or still being copied: it has 100 bytes instead of 2000"),
         (lambda path: path.unlink(), "is missing"),
     ],
 )
@@ -98,8 +99,8 @@ def test_verify_names_the_file_and_what_is_wrong(run: Path, capsys: pytest.Captu
     assert call("verify", run) == 1
     printed = capsys.readouterr().out
     joined = "".join(printed.split())  # long paths are folded
-    assert "".join(f"damaged: {file} {what}".split()) in joined
-    assert "4 sound, 1 damaged" in printed
+    assert "".join(f"corrupt: {file} {what}".split()) in joined
+    assert "4 valid, 1 corrupt" in printed
     assert call("verify", f"{run}@200") == 1
     assert call("verify", file.parent) == 1
     assert call("verify", f"{run}@300") == 0
@@ -129,15 +130,15 @@ def test_prune_keeps_the_newest_and_the_best(run: Path, capsys: pytest.CaptureFi
     assert steps(run) == [200, 400, 500]
 
 
-def test_prune_counts_sound_ones_only(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prune_counts_valid_ones_only(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for step in (200, 400, 500):
         flip(run / f"checkpoints/step-{step:08}/weights")
     assert call("prune", run, "--keep", 1) == 1
-    assert "step-00000500 is damaged and stays" in capsys.readouterr().err
-    assert steps(run) == [100, 200, 300, 400, 500]  # 100 is the best of the sound ones, 300 the newest
+    assert "step-00000500 is corrupt and stays" in capsys.readouterr().err
+    assert steps(run) == [100, 200, 300, 400, 500]  # 100 is the best of the valid ones, 300 the newest
 
 
-def test_prune_never_deletes_the_only_sound_one(run: Path) -> None:
+def test_prune_never_deletes_the_only_valid_one(run: Path) -> None:
     for step in (200, 300, 400, 500):
         (run / f"checkpoints/step-{step:08}/weights").unlink()
     assert call("prune", run, "--keep", 1) == 1
@@ -145,7 +146,7 @@ def test_prune_never_deletes_the_only_sound_one(run: Path) -> None:
 
 
 def test_prune_leaves_a_run_that_trains_alone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with alone_in(run, is_main=True):
+    with exclusive_lock(RunDir(run).lock, "taken"):
         assert call("prune", run, "--keep", 1) == 2
     assert "another process is training in" in capsys.readouterr().err
     assert len(steps(run)) == 5
@@ -155,7 +156,7 @@ def test_prune_tells_what_it_cannot_delete(run: Path, capsys: pytest.CaptureFixt
     def refuse(path: Path) -> None:
         raise PermissionError("Operation not permitted")
 
-    monkeypatch.setattr("fasttrain.cli.checkpoint_prune.delete", refuse)
+    monkeypatch.setattr("fasttrain.checkpoint.retention.delete", refuse)
     assert call("prune", run, "--keep", 4) == 1
     printed = capsys.readouterr()
     assert "could not be deleted: Operation not permitted" in printed.err

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fasttrain.cli.doctor import main
-from fasttrain.tools.doctor import speed
+from fasttrain.tools.doctor import examine as speed
 from fasttrain_kernels import native
 from fasttrain_kernels.testing import tour
 
@@ -32,7 +32,7 @@ def test_all_sections_and_what_is_measured(tmp_path, capsys):
     sections = ["hardware", "limits", "software", "environment", "a run will use", "ops", "disk", "speed"]
     assert [line for line in lines if line in sections] == sections
     for case in tour.CASES:
-        assert f"  {case.name:<24} CPU, float32: right" in printed
+        assert f"  {case.name:<24} CPU, float32: OK (" in printed
     for figure in ("matmul float32", "matmul bfloat16", "memory", "write"):
         assert any(line.startswith(f"  {figure}") for line in lines)
     assert lines[-1] == "fine: nothing that a run needs is missing"

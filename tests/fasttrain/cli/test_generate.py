@@ -92,7 +92,7 @@ def test_what_is_shown(small_run, capsys, texts):
 
 def test_the_end_of_the_context(small_run, capsys):
     assert run_command(small_run, "--prompt", "def ", "--tokens", 100, "--ignore-end") == 0
-    assert "note: 1 of 1 ended at 32 tokens, all that the model knows" in capsys.readouterr().err
+    assert "note: 1 of 1 ended at 32 tokens, the context length" in capsys.readouterr().err
     assert run_command(small_run, "--prompt", "x = 1\n" * 30) == 2
     assert "the model knows texts of 32 (data.sequence of its run); shorten the prompt" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""fasttrain verify-resume: certifies what goes on bitwise, names what does not, and leaves no process behind."""
+"""fasttrain verify-resume: passes what resumes bit-for-bit, names what does not, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from fasttrain.checkpoint import Checkpoint
 from fasttrain.cli.parse import load
 from fasttrain.config import Config
 from fasttrain.recipes import RECIPES
-from fasttrain.tools.verify_resume import plan, runs
-from fasttrain.tools.verify_resume.certificate import _killed, _moved
-from fasttrain.tools.verify_resume.runs import _is_running
-from fasttrain.tools.verify_resume.trial import shortened
+from fasttrain.tools import run_process
+from fasttrain.tools.run_process import _is_running
+from fasttrain.tools.verify_resume import _killed, _moved, plan_trial, shortened
 
 SMALL = [
     *("--model.layers", "2", "--model.hidden", "32", "--model.heads", "4", "--model.kv_heads", "2"),
@@ -44,42 +43,42 @@ def call(*words: object) -> int:
 
 
 @pytest.mark.slow
-def test_a_run_with_dropout_is_certified_also_on_two_ranks(tmp_path, capsys):
+def test_a_run_with_dropout_passes_also_on_two_ranks(tmp_path, capsys):
     keep = tmp_path / "kept"
     assert call("--steps", 8, "--model.dropout", 0.2, "--other-ranks", 2, "--keep", keep, "--json") == 0
     printed = capsys.readouterr()
-    certificate = json.loads(printed.out)
-    assert certificate == json.loads((keep / "certificate.json").read_text())
-    killed, moved = certificate["parts"]
-    assert killed["verdict"] == "bitwise"
-    assert 4 <= killed["facts"]["resumed_from"] < 8
-    assert killed["facts"]["checkpoints"] == list(range(1, 9))
-    assert moved["verdict"] in ("bitwise", "within rounding")
-    assert moved["facts"]["resumed_from"] == 4
-    assert moved["facts"]["against"] == "calm"  # ranks draw their own dropout
-    assert moved["facts"]["greatest"]["loss"]["relative"] <= 1e-5
-    assert (certificate["steps"], certificate["kill_at"], certificate["ranks"]) == (8, 4, 1)
-    assert set(certificate["versions"]) == {"fasttrain", "torch", "python"}
-    assert certificate["hardware"]["precision"] == "fp32"
+    found = json.loads(printed.out)
+    assert found == json.loads((keep / "verify_resume.json").read_text())
+    killed, moved = found["results"]
+    assert killed["result"] == "bitwise"
+    assert 4 <= killed["evidence"]["resumed_from"] < 8
+    assert killed["evidence"]["checkpoints"] == list(range(1, 9))
+    assert moved["result"] in ("bitwise", "within rounding")
+    assert moved["evidence"]["resumed_from"] == 4
+    assert moved["evidence"]["against"] == "calm"  # ranks draw their own dropout
+    assert moved["evidence"]["greatest"]["loss"]["relative"] <= 1e-5
+    assert (found["steps"], found["kill_at"], found["ranks"]) == (8, 4, 1)
+    assert set(found["versions"]) == {"fasttrain", "torch", "python"}
+    assert found["hardware"]["precision"] == "fp32"
     assert "batch.steps 400 -> 8" in printed.err.replace("\n", " ")
     assert "killed: until it is killed after step 4, on 1 rank" in printed.err
 
 
 @pytest.mark.slow
-def test_a_resume_that_forgets_an_average_is_found_out(tmp_path, capsys):
-    trainer = (str(Path(__file__).parent.parent / "broken_resume.py"),)
-    with patch.object(runs, "TRAINER", trainer):
+def test_a_resume_that_forgets_a_moment_is_found_out(tmp_path, capsys):
+    trainer = (str(Path(__file__).parents[1] / "tools" / "broken_resume.py"),)
+    with patch.object(run_process, "TRAINER", trainer):
         assert call("--steps", 8, "--other-ranks", 0, "--keep", tmp_path / "kept") == 1
-    facts = json.loads((tmp_path / "kept" / "certificate.json").read_text())["parts"][0]["facts"]
-    assert facts["first_step"] == facts["tensors_after"] == facts["resumed_from"] + 1
-    assert [found["tensor"] for found in facts["tensors"]] == [
+    evidence = json.loads((tmp_path / "kept" / "verify_resume.json").read_text())["results"][0]["evidence"]
+    assert evidence["first_step"] == evidence["tensors_after"] == evidence["resumed_from"] + 1
+    assert [found["tensor"] for found in evidence["tensors"]] == [
         "optimizer.blocks.1.qkv.weight.exp_avg",
         "model.blocks.1.qkv.weight",
     ]
-    assert facts["figure"]["step"] == facts["first_step"] + 1  # the loss shows it a step later
+    assert evidence["figure"]["step"] == evidence["first_step"] + 1  # the loss shows it a step later
     printed = " ".join(capsys.readouterr().out.split())
-    assert "not certified" in printed
-    assert f"the first difference is at step {facts['first_step']}" in printed
+    assert "failed: 8 steps" in printed
+    assert f"the first difference is at step {evidence['first_step']}" in printed
     assert "2 tensors differ: optimizer.blocks.1.qkv.weight.exp_avg[" in printed
     assert "not tried" in printed
 
@@ -90,7 +89,7 @@ def test_a_resume_that_forgets_an_average_is_found_out(tmp_path, capsys):
 def trainer(tmp_path: Path, code: str) -> Any:
     script = tmp_path / "trainer.py"
     script.write_text(code)
-    return patch.object(runs, "TRAINER", (str(script),))
+    return patch.object(run_process, "TRAINER", (str(script),))
 
 
 def test_the_last_words_of_a_run_that_fails_are_shown(tmp_path, capsys):
@@ -132,7 +131,7 @@ time.sleep(60)
 
 
 def test_a_run_that_ends_too_soon_cannot_be_killed(tmp_path):
-    class Quick(runs.Runs):
+    class Quick(run_process.Runs):
         def _run(self, name: str, *_: Any, **__: Any) -> None:
             (tmp_path / name).mkdir()
 
@@ -154,7 +153,7 @@ def test_only_what_has_to_be_short_is_shortened():
     settings = small(
         "--optim.schedule", "wsd", "--optim.decay_fraction", 0.9, "--model.dropout", 0.1, "--log.wandb", "p"
     )
-    trial = plan(settings, steps=6)
+    trial = plan_trial(settings, steps=6)
     assert {change.key for change in trial.changed} == {
         "batch.steps", "optim.warmup", "checkpoint.every", "checkpoint.keep_last", "validation.every",
         "validation.sequences", "validation.sample", "log.tensorboard", "log.wandb",
@@ -165,7 +164,7 @@ def test_only_what_has_to_be_short_is_shortened():
 
 
 def test_the_digest_is_of_the_settings_and_not_of_their_place():
-    digests = [plan(small(*words), steps=4).digest for words in ([], ["--out", "x"], ["--seed", 1])]
+    digests = [plan_trial(small(*words), steps=4).digest for words in ([], ["--out", "x"], ["--seed", 1])]
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -184,12 +183,12 @@ def test_the_digest_is_of_the_settings_and_not_of_their_place():
 )
 def test_numbers_of_ranks_that_are_possible(gpus, words, expected):
     with patch("torch.cuda.device_count", lambda: gpus):
-        trial = plan(small(*words), steps=4)
+        trial = plan_trial(small(*words), steps=4)
     assert (trial.ranks, trial.other_ranks) == expected
 
 
 def test_another_number_of_ranks_gets_micro_batches_that_fit():
-    trial = plan(small("--batch.sequences", 12, "--batch.micro", 6), steps=4, other_ranks=3)
+    trial = plan_trial(small("--batch.sequences", 12, "--batch.micro", 6), steps=4, other_ranks=3)
     assert trial.moved(Path("c")).batch.micro == 2
     assert trial.moved(Path("c")).resume == "c"
 
@@ -197,13 +196,13 @@ def test_another_number_of_ranks_gets_micro_batches_that_fit():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--steps", 1], "--steps: 1 must be a number, at least 2"),
+        (["--steps", 1], "--steps: '1' must be a whole number of at least 2"),
         (["--steps", 4, "--kill-at", 4], "--kill-at 4 must be a step that is saved"),
         (["--steps", 8, "--kill-at", 4, "--save-every", 3], "a multiple of --save-every (3)"),
-        (["--ranks", 2], "--ranks 2: batch.sequences (8) must be a multiple of 16, ranks times batch.micro (8)"),
+        (["--ranks", 2], "--ranks 2: batch.sequences (8) must be a multiple of 16, 2 ranks times batch.micro (8)"),
         (["--parallel.dp_replicate", 2, "--ranks", 1], "--ranks 1: it must be a multiple of parallel.dp_replicate (2)"),
         (["--other-ranks", 1], "--other-ranks 1 is the number of ranks itself"),
-        (["--other-ranks", 3], "--other-ranks 3: batch.sequences (8) must be a multiple of 3"),
+        (["--other-ranks", 3], "--other-ranks 3: batch.sequences (8) must be a multiple of 3, 3 ranks times"),
         (["--resume", "runs/base"], "--resume runs/base: the runs that are compared begin at step 0"),
         (["--keep", "fasttrain"], "--keep fasttrain must be a new or an empty directory"),
         (["--optim.rate", 1], "--optim.rate is unknown"),
@@ -211,7 +210,7 @@ def test_another_number_of_ranks_gets_micro_batches_that_fit():
     ],
 )
 def test_mistakes_are_named_before_anything_runs(words, message, capsys):
-    with patch.object(runs.Runs, "_run", lambda *_: pytest.fail("it ran")):
+    with patch.object(run_process.Runs, "_run", lambda *_: pytest.fail("it ran")):
         assert call(*words) == 2
     assert message in capsys.readouterr().err
 
@@ -222,15 +221,15 @@ def test_torchrun_is_a_mistake(monkeypatch, capsys):
     assert "call it without torchrun" in capsys.readouterr().err
 
 
-# Verdicts
+# Results
 
 
 class Recorded:
-    """Runs that have been done: figures by name and step, and the steps that they went on from."""
+    """Runs that have been done: figures by name and step, and the steps that they resumed from."""
 
     def __init__(self, steps: dict[str, dict[int, dict[str, float]]], resumed_from: int) -> None:
         self._steps, self._resumed_from = steps, resumed_from
-        self.report = lambda *_: None
+        self.on_progress = lambda *_: None
 
     def steps(self, name: str) -> dict[int, dict[str, float]]:
         return self._steps[name]
@@ -239,7 +238,7 @@ class Recorded:
         return self._resumed_from
 
     def checkpoints(self, name: str) -> dict[int, Checkpoint]:
-        return {step: Checkpoint(path=Path(name), step=step, loss=None, optimizer="", scaler={}, facts={}, files=())
+        return {step: Checkpoint(path=Path(name), step=step, loss=None, optimizer="", scaler={}, metadata={}, files=())
                 for step in self._steps[name]}  # fmt: skip
 
     def finish(self, *_: Any) -> None: ...
@@ -257,31 +256,31 @@ def lines(**changed: float) -> dict[int, dict[str, float]]:
 
 @pytest.fixture
 def no_files(monkeypatch):
-    monkeypatch.setattr("fasttrain.tools.verify_resume.certificate.differences", lambda *_: [])
-    monkeypatch.setattr("fasttrain.tools.verify_resume.certificate.names", lambda *_: ["model.a"])
+    monkeypatch.setattr("fasttrain.tools.verify_resume.differences", lambda *_: [])
+    monkeypatch.setattr("fasttrain.tools.verify_resume.names", lambda *_: ["model.a"])
 
 
 @pytest.mark.parametrize(
-    ("changed", "resumed_from", "verdict", "text"),
+    ("changed", "resumed_from", "result", "text"),
     [
-        ({}, 2, "bitwise", "went on from step 2, 2 steps repeated"),
+        ({}, 2, "bitwise", "resumed from step 2, 2 steps repeated"),
         ({"loss3": float("nan")}, 2, "differs", "the first difference is at step 3; loss of step 3 is 1.0 and nan"),
         ({"grad_norm2": 1.1}, 2, "differs", "at step 2, before the kill: with these settings this machine does not"),
-        ({}, 0, "differs", "went on from step 0, 4 steps repeated, though step 2 was saved"),
+        ({}, 0, "differs", "resumed from step 0, 4 steps repeated, though step 2 was saved"),
     ],
 )
 @pytest.mark.usefixtures("no_files")
-def test_verdicts_about_a_killed_run(changed, resumed_from, verdict, text):
+def test_results_about_a_killed_run(changed, resumed_from, result, text):
     recorded: Any = Recorded({"whole": lines(), "killed": lines(**changed)}, resumed_from)
-    part = _killed(plan(small(), steps=4), recorded)
-    assert part.verdict == verdict
-    assert text in part.text
+    compared = _killed(plan_trial(small(), steps=4), recorded)
+    assert compared.result == result
+    assert text in compared.text
 
 
 @pytest.mark.parametrize(
-    ("changed", "precision", "verdict", "text"),
+    ("changed", "precision", "result", "text"),
     [
-        ({}, "fp32", "bitwise", "went on from step 2 with batch.micro 4"),
+        ({}, "fp32", "bitwise", "resumed from step 2 with batch.micro 4"),
         ({"loss4": 0.750001}, "fp32", "within rounding", "loss 1.3e-06 at step 4, grad_norm 0.0e+00"),
         ({"loss4": 0.7501}, "fp32", "differs", "loss 1.3e-04 at step 4"),
         ({"loss4": 0.7501}, "bf16", "within rounding", "(0.001 is allowed for the loss)"),
@@ -290,8 +289,8 @@ def test_verdicts_about_a_killed_run(changed, resumed_from, verdict, text):
     ],
 )
 @pytest.mark.usefixtures("no_files")
-def test_verdicts_about_another_number_of_ranks(changed, precision, verdict, text):
+def test_results_about_another_number_of_ranks(changed, precision, result, text):
     recorded: Any = Recorded({"whole": lines(), "moved": lines(**changed)}, 2)
-    part = _moved(plan(small("--parallel.precision", precision), steps=4), recorded)
-    assert part.verdict == verdict
-    assert text in part.text
+    compared = _moved(plan_trial(small("--parallel.precision", precision), steps=4), recorded)
+    assert compared.result == result
+    assert text in compared.text

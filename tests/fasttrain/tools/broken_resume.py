@@ -1,4 +1,4 @@
-"""The training command, which forgets one average of its optimizer whenever it goes on from a checkpoint."""
+"""The training command, which forgets one moment of its optimizer whenever it resumes from a checkpoint."""
 
 import sys
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from torch import nn
 
 from fasttrain import train
-from fasttrain.train.loop import setup as run
+from fasttrain.train import setup as run
 
 restore = run.restore
 
 
 def restore_badly(checkpoint: Any, model: nn.Module, optimizer: Any, *rest: Any, **options: Any) -> dict[str, Any]:
-    facts = restore(checkpoint, model, optimizer, *rest, **options)
+    metadata = restore(checkpoint, model, optimizer, *rest, **options)
     optimizer.state[model.get_parameter("blocks.1.qkv.weight")]["exp_avg"].zero_()
-    return facts
+    return metadata
 
 
 if __name__ == "__main__":

@@ -48,14 +48,14 @@ def test_a_checkpoint_far_from_its_run(small_run, tmp_path):
     assert loaded.checkpoint.step == 6
 
 
-def test_damage_is_found_before_anything_is_said(small_run, tmp_path):
+def test_corruption_is_found_before_anything_is_said(small_run, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(small_run, run)
     file = next((run / "checkpoints/step-00000006").glob("*.distcp"))
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    with pytest.raises(ValueError, match=r"is damaged: its sha256 .* name an earlier one, RUN@STEP"):
+    with pytest.raises(ValueError, match=r"is corrupt: its sha256 .* name an earlier one, RUN@STEP"):
         load_model(str(run), **CPU)
     assert load_model(f"{run}@3", **CPU).checkpoint.step == 3
 

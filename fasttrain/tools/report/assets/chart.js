@@ -1,14 +1,14 @@
-// A chart: curves over steps, tokens or hours, with the incidents of the runs. Hover reads values, a drag zooms all charts.
+// A chart: curves over steps, tokens or hours, with the events of the runs. Hover reads values, a drag zooms all charts.
 //
 // spec: id, title, unit, format (of a value), lines() -> what to draw; and if need be wide, height, stacked, zero (the
 // scale begins there), log (whether it starts logarithmic), peaks (rare ones are cut off), fall (the first steps do not
-// count for the scale), labels (kinds of incidents), keys (of colours).
+// count for the scale), labels (kinds of events), keys (of colours).
 // line: run, label, colour, places (x by axis), y; and if need be low, high, first (step of each bucket), smooth, dots, ghost.
 
 const MARGIN = { left: 54, right: 14, top: 12, bottom: 24 };
 const GLYPHS = { error: "M0 0h9l-4.5 8z", warning: "M4.5 0l4.5 4.5-4.5 4.5-4.5-4.5z", action: "M4.5 0a4.5 4.5 0 1 0 .01 0z", info: "M3 0h3v9h-3z" };
 const SEVERITY = Object.keys(GLYPHS);
-const NEAR = 7; // pixels around an incident that count as on it
+const NEAR = 7; // pixels around an event that count as on it
 
 const charts = [];
 
@@ -186,10 +186,10 @@ class Chart {
     });
   }
 
-  // Incidents: a line, a shape for how serious they are, and on the largest chart their kinds where there is room.
+  // Events: a line, a shape for how serious they are, and on the largest chart their kinds where there is room.
   marks() {
     const { left, right, top, bottom } = this.size;
-    const placed = incidentsShown().map((event) => ({ event, x: this.toX(event.x[view.axis]) }));
+    const placed = eventsShown().map((event) => ({ event, x: this.toX(event.x[view.axis]) }));
     this.events = view.marks ? placed.filter(({ x }) => x >= left - 1 && x <= right + 1).sort((a, b) => a.x - b.x) : [];
     const group = svg("g");
     let end = -Infinity; // of the label before
@@ -303,7 +303,7 @@ class Chart {
   isLastNear(x, wanted) { return this.toX(wanted) - this.toX(x[x.length - 1]) < 12; }
 }
 
-// Incidents that would lie upon each other.
+// Events that would lie upon each other.
 function on_all(placed) {
   const groups = [];
   for (const { event, x } of placed) {

@@ -16,7 +16,7 @@ const xDomain = () => {
 };
 
 // The beginning of a run is where its curves begin: no mark for it.
-const incidentsShown = () => runs.filter(isVisible).flatMap((run) => run.incidents.filter((event) => event.kind !== "start").map((event) => ({ ...event, run })));
+const eventsShown = () => runs.filter(isVisible).flatMap((run) => run.events.filter((event) => event.kind !== "start").map((event) => ({ ...event, run })));
 
 function lineOf(run, name, more = {}) {
   const { mean, low, high } = run.series[name];

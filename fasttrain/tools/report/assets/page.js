@@ -20,7 +20,7 @@ function controls() {
   };
   redraws.push(update);
   update();
-  return el("div", {}, legend, axis, el("label", {}, "Smoothing", slider, amount), el("label", {}, marks, "Incidents"), reset);
+  return el("div", {}, legend, axis, el("label", {}, "Smoothing", slider, amount), el("label", {}, marks, "Events"), reset);
 }
 
 function toggleRun(run) {
@@ -74,7 +74,7 @@ function start() {
     for (const spec of others) new Chart(more, spec);
     fold.open = recall("more") === "1";
   }
-  main.append(...[incidents(), samples(), evaluations(), checkpoints(), settings()].filter(Boolean));
+  main.append(...[eventTable(), samples(), evaluations(), checkpoints(), settings()].filter(Boolean));
   document.getElementById("foot").append(`Written ${format.moment(data.written)} by fasttrain ${data.version}. ${runs.map((run) => run.path).join(", ")}`);
   redraws.push(drawAll);
   drawAll();

@@ -27,13 +27,13 @@ function silence(run) {
   return run.state === "running" && quiet > 600 ? `no news for ${format.duration(quiet)}` : "";
 }
 
-function factsOf(run) {
-  const { step, planned, parameters, hardware, world, figures, left } = run;
+function metadataOf(run) {
+  const { step, planned, parameters, hardware, world_size, figures, left } = run;
   return [
     `${format.whole(step)}${planned ? ` of ${format.whole(planned)}` : ""} steps`,
     parameters ? `${format.short(parameters)} parameters` : "",
     hardware ? String(hardware) : "",
-    world ? `${world} rank${world > 1 ? "s" : ""}` : "",
+    world_size ? `${world_size} rank${world_size > 1 ? "s" : ""}` : "",
     `${format.duration(figures.seconds)}${left ? `, about ${format.duration(left)} left` : ""}`,
     `since ${format.moment(run.began)}`,
     ...Object.entries(run.versions).map(([name, version]) => `${name} ${version}`),
@@ -49,7 +49,7 @@ function head() {
   return [
     brand,
     el("div", { class: "title" }, el("h1", {}, run.name), stateOf(run), quiet ? el("span", { class: "wrong" }, quiet) : ""),
-    el("p", { class: "facts" }, ...factsOf(run)),
+    el("p", { class: "metadata" }, ...metadataOf(run)),
     run.reason ? el("p", { class: "reason" }, run.reason) : "",
     run.planned && run.state !== "finished" ? el("div", { class: "progress", title: "steps done" }, el("div", { style: { width: `${Math.min(100, (run.step / run.planned) * 100)}%` } })) : "",
     el("dl", { class: "tiles" },
@@ -59,7 +59,7 @@ function head() {
       tile("Tokens/s", format.short(figures.tokens_per_second), "median"),
       tile("MFU", format.percent(figures.mfu), "median"),
       tile("Memory", format.bytes(figures.memory), "peak, rank 0"),
-      tile("Incidents", format.whole(figures.incidents), figures.rollbacks ? `${figures.rollbacks} rollback${figures.rollbacks > 1 ? "s" : ""}` : "warnings and worse")),
+      tile("Events", format.whole(figures.events), figures.rollbacks ? `${figures.rollbacks} rollback${figures.rollbacks > 1 ? "s" : ""}` : "warnings and worse")),
   ];
 }
 
@@ -85,15 +85,15 @@ function comparison() {
     figure("Time", "seconds", format.duration),
     figure("Tokens/s", "tokens_per_second", format.short, best("tokens_per_second")),
     figure("MFU", "mfu", format.percent, best("mfu")),
-    figure("Incidents", "incidents", format.whole),
+    figure("Events", "events", format.whole),
   ];
   const shown = table(columns, runs, "figures");
   shown.style.marginTop = "16px";
   return shown;
 }
 
-function incidents() {
-  const events = runs.flatMap((run) => run.incidents.map((event) => ({ ...event, run })));
+function eventTable() {
+  const events = runs.flatMap((run) => run.events.map((event) => ({ ...event, run })));
   if (!events.length) return null;
   events.sort((a, b) => b.time - a.time);
   const columns = [
@@ -103,9 +103,9 @@ function incidents() {
     { title: "Kind", cell: (event) => kindOf(event) },
     { title: "What happened", whole: true, cell: (event) => [event.text, event.action ? el("div", {}, `→ ${event.action}`) : "", details(event)] },
   ];
-  const left = runs.reduce((sum, run) => sum + run.left_out, 0);
-  const shown = folded(columns, events, "incidents", 25);
-  return section("Incidents", shown, left ? el("p", { class: "below" }, `${left} older ones are in incidents.jsonl only.`) : "");
+  const left = runs.reduce((sum, run) => sum + run.older_events, 0);
+  const shown = folded(columns, events, "events", 25);
+  return section("Events", shown, left ? el("p", { class: "below" }, `${left} older ones are in events.jsonl only.`) : "");
 }
 
 function details(event) {
@@ -166,10 +166,10 @@ function evaluations() {
 }
 
 const CHECKPOINT_STATES = {
-  published: ["good", "verified when it was written"],
-  sound: ["good", "verified again for this page"],
-  aside: ["soft", "set aside: the run went back before it"],
-  damaged: ["wrong", "damaged"],
+  committed: ["good", "verified when it was written"],
+  valid: ["good", "verified again for this page"],
+  quarantined: ["soft", "quarantined: the run rolled back to before it"],
+  corrupt: ["wrong", "corrupt"],
 };
 
 function checkpoints() {

@@ -6,7 +6,7 @@ const view = {
   axis: "step",
   zoom: null, // [from, to] on the axis; null: all
   smooth: 0.6, // 0: not at all
-  marks: true, // incidents on the curves
+  marks: true, // events on the curves
   hidden: new Set(), // names of runs
   log: null, // ids of charts with a logarithmic scale; null: as each chart has it
   whole: new Set(), // ids of charts that show their rare peaks too

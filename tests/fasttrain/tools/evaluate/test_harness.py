@@ -74,7 +74,7 @@ def loaded(small_run: Path):
 
 @pytest.fixture(scope="module")
 def harness(loaded):
-    from fasttrain.tools.evaluate.harness import Harness
+    from fasttrain.tools.harness import Harness
 
     return Harness(loaded, batch=2)
 

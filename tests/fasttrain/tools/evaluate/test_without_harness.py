@@ -9,7 +9,7 @@ from fasttrain import cli
 
 def test_the_error_has_the_command(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    monkeypatch.delitem(sys.modules, "fasttrain.tools.evaluate.harness", raising=False)
+    monkeypatch.delitem(sys.modules, "fasttrain.tools.harness", raising=False)
     with pytest.raises(SystemExit) as exit:
         cli.main(["eval", str(tmp_path), "--tasks", "hellaswag"])
     assert exit.value.code == 2

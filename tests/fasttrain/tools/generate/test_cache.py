@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fasttrain.tools.generate.cache import Cache
+from fasttrain.tools.generate import Cache
 from tests.fasttrain.tools.generate.models import SEQUENCE, TINY, VARIANTS, VOCAB, decoder, prompts
 
 

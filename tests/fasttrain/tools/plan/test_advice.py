@@ -3,16 +3,16 @@ import pytest
 from fasttrain.gpus import find_gpu
 from fasttrain.recipes import RECIPES
 from fasttrain.tools.plan.advice import advice, largest_micro, largest_model, options, remedies, scaling, search
-from fasttrain.tools.plan.estimate import Place, changed, outlook
+from fasttrain.tools.plan.estimate import Hardware, changed, estimate
 
 SETTINGS = RECIPES["550m"]()
-CARD = Place.of(find_gpu("rtx-5090"), 1)
+CARD = Hardware.of(find_gpu("rtx-5090"), 1)
 
 
 def test_the_largest_micro_batch_fits_and_the_next_one_does_not():
     micro = largest_micro(SETTINGS, CARD, vocab=50_304)
-    assert outlook(changed(SETTINGS, batch=dict(micro=micro)), CARD, vocab=50_304).fits
-    assert not outlook(changed(SETTINGS, batch=dict(micro=2 * micro)), CARD, vocab=50_304).fits
+    assert estimate(changed(SETTINGS, batch=dict(micro=micro)), CARD, vocab=50_304).fits
+    assert not estimate(changed(SETTINGS, batch=dict(micro=2 * micro)), CARD, vocab=50_304).fits
 
 
 def test_search_finds_the_fastest_of_all_that_fit():
@@ -37,32 +37,32 @@ def test_effort_d_learns_what_its_card_can_do():
     heads = fit.model.heads + 4
     wider = dict(hidden=fit.model.hidden + 4 * 64, heads=heads, kv_heads=heads)
     larger = changed(fit.option.plan.settings, model=wider)
-    assert not outlook(larger, CARD, vocab=50_304).fits
+    assert not estimate(larger, CARD, vocab=50_304).fits
 
 
 def test_remedies_make_it_fit():
-    place = Place.of(find_gpu("rtx-4090"), 16)
+    hardware = Hardware.of(find_gpu("rtx-4090"), 16)
     settings = changed(RECIPES["llama2-7b"](), parallel=dict(dp_replicate=1))
-    plan = outlook(settings, place, vocab=32_000)
+    plan = estimate(settings, hardware, vocab=32_000)
     assert not plan.fits
     first = remedies(plan)[0]
     assert first.startswith("--parallel.recompute full --parallel.grad_reduce every")
-    mended = changed(settings, parallel=dict(recompute="full", reduce="every"))
-    assert outlook(mended, place, vocab=32_000).fits
+    mended = changed(settings, parallel=dict(recompute="full", grad_reduce="every"))
+    assert estimate(mended, hardware, vocab=32_000).fits
 
 
 def test_where_no_settings_help_the_remedy_is_more_gpus():
-    plan = outlook(RECIPES["llama2-70b"](), Place.of(find_gpu("a100-80gb"), 8), vocab=32_000)
+    plan = estimate(RECIPES["llama2-70b"](), Hardware.of(find_gpu("a100-80gb"), 8), vocab=32_000)
     (remedy,) = remedies(plan)
     gpus = int(remedy.split()[1].rstrip(":"))
-    settings = changed(RECIPES["llama2-70b"](), parallel=dict(reduce="every"))
-    assert outlook(settings, Place.of(find_gpu("a100-80gb"), gpus), vocab=32_000).fits
+    settings = changed(RECIPES["llama2-70b"](), parallel=dict(grad_reduce="every"))
+    assert estimate(settings, Hardware.of(find_gpu("a100-80gb"), gpus), vocab=32_000).fits
     assert gpus in (16, 32)
 
 
 def test_advice_covers_what_can_be_changed():
-    place = Place.of(find_gpu("h100-sxm"), 64)
-    text = "\n".join(advice(outlook(RECIPES["qwen3-8b"](), place, vocab=151_936)))
+    hardware = Hardware.of(find_gpu("h100-sxm"), 64)
+    text = "\n".join(advice(estimate(RECIPES["qwen3-8b"](), hardware, vocab=151_936)))
     for word in (
         "largest batch.micro",
         "recomputation",
@@ -75,7 +75,7 @@ def test_advice_covers_what_can_be_changed():
 
 
 def test_scaling_says_where_hybrid_wins_and_where_the_batch_ends():
-    plan = outlook(RECIPES["llama2-7b"](), Place.of(find_gpu("a100-80gb"), 128), vocab=32_000)
+    plan = estimate(RECIPES["llama2-7b"](), Hardware.of(find_gpu("a100-80gb"), 128), vocab=32_000)
     rows = scaling(plan)
     assert [row["gpus"] for row in rows] == [2**n for n in range(13)]
     assert [row["too_small"] for row in rows] == [0.0] * 9 + [1.0] * 4  # 256 sequences
@@ -88,8 +88,8 @@ def test_scaling_says_where_hybrid_wins_and_where_the_batch_ends():
 
 @pytest.mark.parametrize("gpus", [1, 8])
 def test_a_plan_that_fits_less_memory_is_told_apart(gpus):
-    place = Place.of(find_gpu("a100-80gb"), gpus)
-    plan = outlook(RECIPES["124m"](), place, vocab=50_304)
+    hardware = Hardware.of(find_gpu("a100-80gb"), gpus)
+    plan = estimate(RECIPES["124m"](), hardware, vocab=50_304)
     assert plan.fits
     low, high = plan.memory_band.low, plan.memory_band.high
     assert low < plan.memory.bytes < high

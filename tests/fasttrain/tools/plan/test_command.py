@@ -36,7 +36,6 @@ def test_json_has_every_field_with_its_band(capsys):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--recipe", "550m", "--gpu", "rtx-5090", "--model.layers", "12"], "says 550m, but the model has"),
         (["--recipe", "124m", "--gpu", "a100-80gb", "--size", "300m"], "--size says 300m"),
         (["--recipe", "300m", "--gpu", "a100-80gb", "--gpus", "4", "--tokens", "105B"], "set batch.steps to 100136"),
         (["--recipe", "300m", "--gpu", "a100-80gb", "--gpus", "3"], "must be a multiple of 48"),
@@ -50,11 +49,20 @@ def test_what_cannot_be_is_exit_code_1_with_the_remedy(capsys, arguments, expect
     assert expected in capsys.readouterr().err.replace("\n", " ")
 
 
+@pytest.mark.parametrize("name", [["--recipe", "550m"], ["--recipe", "124m", "--out", "runs/550m"]])
+def test_a_name_that_states_another_size_is_a_warning(capsys, name):
+    code, answer = asked(capsys, *name, "--gpu", "h200", "--model.layers", "9")
+    assert code == 0
+    assert "says 550m, but the model has" in answer["warnings"][0]
+    code, answer = asked(capsys, "--recipe", "tiny", "--gpu", "h200", "--out", "runs/ctx-4k")
+    assert (code, answer["warnings"]) == (0, [])
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["--recipe", "124m", "--gpu", "h100"], "did you mean h100-nvl or h100-pcie or h100-sxm"),
-        (["--recipe", "124m"], "--gpu says what the run is to run on"),
+        (["--recipe", "124m"], "--gpu is required; one of"),
         (["--recipe", "124M", "--gpu", "h200"], "there is no recipe '124M'"),
         (["--recipe", "124m", "--gpu", "h200", "--model.layer", "3"], "--model.layer is unknown; model has layers"),
         (["--recipe", "124m", "--gpu", "h200", "--tokens", "lots"], "must be a number such as 12.8B"),
@@ -102,7 +110,7 @@ def test_the_terminal_shows_a_bar_and_every_section(capsys):
     text = capsys.readouterr().out
     assert "██" in text
     for word in (
-        "6,738,415,616 parameters", "activations", "the peak is at: backward of block 32", "matrix products",
+        "6,738,415,616 parameters", "activations", "the peak is at: backward of block 32", "matmuls",
         "GPU-hours", "advice", "RunPod's list, 2026-03-10",
     ):  # fmt: skip
         assert word in text
@@ -141,5 +149,5 @@ def test_the_cpu_is_measured(capsys):
     assert code == 0
     assert answer["cost_usd"] is None
     assert 100 < answer["tokens_per_second_per_gpu"]["value"] < 1e6
-    assert answer["step_parts_seconds"]["products"] > 0
+    assert answer["step_parts_seconds"]["matmuls"] > 0
     assert 0.3 < answer["memory_gib"]["value"] < 3

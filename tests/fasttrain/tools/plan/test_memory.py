@@ -4,8 +4,8 @@ import torch
 from fasttrain.config import BatchConfig, Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig
 from fasttrain.recipes import RECIPES
 from fasttrain.tools.plan.memory import PARTS, chunk_rows, memory
-from fasttrain.tools.plan.tracked import tracked_peak
 from fasttrain_kernels.linear_cross_entropy.sweep import dweight_dtype, rows_per_chunk
+from tests.fasttrain.tools.plan.tracked import tracked_peak
 
 VOCAB, WORLD = 4096, 8
 
@@ -26,10 +26,10 @@ def config(*, micro=2, sequence=512, accumulation=1, tied=False, qk_norm=True, *
 SETTINGS = {
     "fsdp": {},
     "hsdp, accumulated": dict(dp_replicate=4, accumulation=2),
-    "reduced every time": dict(accumulation=2, reduce="every"),
+    "reduced every time": dict(accumulation=2, grad_reduce="every"),
     "selective": dict(recompute="selective", micro=8),
     "full": dict(recompute="full"),
-    "zero-2, accumulated, full": dict(reshard=False, accumulation=2, recompute="full"),
+    "zero-2, accumulated, full": dict(reshard_after_forward=False, accumulation=2, recompute="full"),
     "tied": dict(tied=True, accumulation=3, micro=4),
     "few tokens, no norms of queries": dict(micro=1, sequence=64, qk_norm=False),
 }
@@ -39,14 +39,14 @@ SETTINGS = {
 def test_the_closed_form_is_what_torch_counts(name):
     """FSDPMemTracker on a fake group of 8 ranks, bf16; to 0.2%, the chunk of logits aside, which it does not see."""
     settings = config(**SETTINGS[name])
-    predicted = memory(settings, vocab=VOCAB, world=WORLD, process=0)
+    predicted = memory(settings, vocab=VOCAB, dp_size=WORLD, process=0)
     seen = max(m.total for m in predicted.moments if m.name != "loss")
     assert seen == pytest.approx(tracked_peak(settings, vocab=VOCAB, world=WORLD)["Total"], rel=0.002)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_the_closed_form_in_other_precisions(precision):
-    predicted = memory(config(), vocab=VOCAB, world=WORLD, precision=precision, process=0)
+    predicted = memory(config(), vocab=VOCAB, dp_size=WORLD, precision=precision, process=0)
     seen = max(m.total for m in predicted.moments if m.name != "loss")
     tracked = tracked_peak(config(), vocab=VOCAB, world=WORLD, precision=precision)["Total"]
     assert seen == pytest.approx(tracked, rel=0.02)
@@ -68,7 +68,7 @@ def test_chunks_are_those_of_the_kernel(tokens, hidden, vocab):
 
 
 def test_every_part_is_named_and_the_peak_has_a_moment():
-    found = memory(RECIPES["llama2-7b"](), vocab=32_000, world=128)
+    found = memory(RECIPES["llama2-7b"](), vocab=32_000, dp_size=128)
     assert all(set(moment.parts) == set(PARTS) for moment in found.moments)
     assert found.peak.name == "backward of block 32"
     assert found.moments[0].name == "between steps"
@@ -79,18 +79,18 @@ def test_every_part_is_named_and_the_peak_has_a_moment():
 def test_what_saves_memory_saves_memory():
     def peak(**settings):
         loss = settings.pop("loss", "linear")
-        return memory(config(micro=8, **settings), vocab=VOCAB, world=WORLD, loss=loss).bytes
+        return memory(config(micro=8, **settings), vocab=VOCAB, dp_size=WORLD, loss=loss).bytes
 
     assert peak(recompute="full") < peak(recompute="selective") < peak()
     assert peak() < peak(dp_replicate=2) < peak(dp_replicate=8)
-    assert peak() < peak(accumulation=2, reduce="every") < peak(accumulation=2)
-    assert peak() < peak(reshard=False)
+    assert peak() < peak(accumulation=2, grad_reduce="every") < peak(accumulation=2)
+    assert peak() < peak(reshard_after_forward=False)
     assert peak() < peak(loss="plain")
 
 
 def test_whole_logits_cost_ten_bytes_each():
     settings = RECIPES["qwen3-0.6b"]()
-    linear, plain = (memory(settings, vocab=151_936, world=8, loss=loss) for loss in ("linear", "plain"))
+    linear, plain = (memory(settings, vocab=151_936, dp_size=8, loss=loss) for loss in ("linear", "plain"))
     logits = settings.batch.micro * settings.data.sequence * 151_936
     loss = next(m for m in plain.moments if m.name == "loss").parts["loss"]
     assert loss == 10 * logits
@@ -114,7 +114,7 @@ def test_torchtitan_s_published_memory(world, published):
         batch=BatchConfig(steps=100, sequences=2 * world, micro=2),
         parallel=ParallelConfig(recompute="full"),
     )
-    found = memory(settings, vocab=128_256, world=world, loss="plain").bytes
+    found = memory(settings, vocab=128_256, dp_size=world, loss="plain").bytes
     kept = 2 * 8192 * 32 * 2 * (4 * 4096 + 8 * 128 + 14336 - 2 * 4096)
     gradients = 4 * 8.03e9 / world
     assert (found + kept + gradients) / 2**30 == pytest.approx(published, rel=0.06)

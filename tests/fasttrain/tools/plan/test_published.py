@@ -4,8 +4,8 @@ import tomllib
 import pytest
 
 from fasttrain.gpus import find_gpu
-from fasttrain.tools.plan.published import TABLE, is_held_out, points
 from fasttrain.tools.plan.speed import calibrations
+from tests.fasttrain.tools.plan.published import TABLE, is_held_out, points
 
 HELD_OUT = [point for point in points() if point.held_out]
 # Runs that the model misses by more than 25%, with a guess at the reason. Here, so that the list cannot grow unseen.

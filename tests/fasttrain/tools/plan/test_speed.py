@@ -12,8 +12,8 @@ LLAMA = RECIPES["llama2-7b"]()
 A100 = Cluster.of(find_gpu("a100-80gb"))
 
 
-def rate(settings=LLAMA, world=128, cluster=A100, **work):
-    described = work_of(settings, vocab=settings.model.vocab, world=world)
+def rate(settings=LLAMA, dp_size=128, cluster=A100, **work):
+    described = work_of(settings, vocab=settings.model.vocab, dp_size=dp_size)
     return speed(replace(described, **work), cluster).rate
 
 
@@ -29,12 +29,12 @@ def test_what_helps_helps():
 
 
 def test_the_parts_are_the_step():
-    found = speed(work_of(LLAMA, vocab=32_000, world=128), A100)
-    assert set(found.parts) == {"products", "attention", "streaming", "launching", "optimizer", "exposed"}
+    found = speed(work_of(LLAMA, vocab=32_000, dp_size=128), A100)
+    assert set(found.parts) == {"matmuls", "attention", "streaming", "launching", "optimizer", "exposed"}
     assert found.rate == pytest.approx(2 * 4096 / sum(found.parts.values()))
     assert 0.3 < found.mfu < 0.8
     flops = 6 * (num_parameters(LLAMA.model, 32_000).total - 32_000 * 4096) * 2 * 4096
-    assert found.parts["products"] == pytest.approx(flops / 312e12 / 0.8433, rel=0.01)
+    assert found.parts["matmuls"] == pytest.approx(flops / 312e12 / 0.8433, rel=0.01)
 
 
 def test_volumes_of_communication_are_those_of_theory():
@@ -44,19 +44,19 @@ def test_volumes_of_communication_are_those_of_theory():
     root = counts.total - counts.blocks
     fast = replace(A100, gpu=replace(A100.gpu, link=1e30))
     settings = changed(LLAMA, parallel=dict(dp_replicate=1))
-    found = collectives(work_of(settings, vocab=32_000, world=128), fast)
+    found = collectives(work_of(settings, vocab=32_000, dp_size=128), fast)
     network = 0.85 * A100.network
     hops = 1.5e-6 * 127 + 8e-6 * 15
     assert (found["gather"] - 2 * 33 * hops) * network == pytest.approx(15 / 16 * 2 * (2 * counts.blocks + root))
     assert (found["reduce"] - 33 * hops) * network == pytest.approx(15 / 16 * 4 * counts.total)
-    hybrid = collectives(work_of(LLAMA, vocab=32_000, world=128), fast)
-    assert hybrid["replicas"] * network == pytest.approx(8 * 2 * 15 / 16 * 4 * counts.total / 8)
+    hybrid = collectives(work_of(LLAMA, vocab=32_000, dp_size=128), fast)
+    assert hybrid["dp_replicate"] * network == pytest.approx(8 * 2 * 15 / 16 * 4 * counts.total / 8)
 
 
 def test_accumulation_gathers_again_and_reduces_once():
     settings = changed(LLAMA, batch=dict(micro=1), parallel=dict(dp_replicate=1))
-    once = collectives(work_of(changed(settings, batch=dict(sequences=128)), vocab=32_000, world=128), A100)
-    twice = collectives(work_of(settings, vocab=32_000, world=128), A100)
+    once = collectives(work_of(changed(settings, batch=dict(sequences=128)), vocab=32_000, dp_size=128), A100)
+    twice = collectives(work_of(settings, vocab=32_000, dp_size=128), A100)
     assert twice["gather"] == pytest.approx(2 * once["gather"])
     assert twice["reduce"] == pytest.approx(once["reduce"])
 
@@ -64,7 +64,7 @@ def test_accumulation_gathers_again_and_reduces_once():
 def test_hybrid_sharding_wins_where_groups_are_large():
     """Rings over thousands of GPUs are slow to go round."""
     settings = changed(LLAMA, batch=dict(sequences=8192))
-    many = work_of(settings, vocab=32_000, world=4096)
+    many = work_of(settings, vocab=32_000, dp_size=4096)
     assert speed(replace(many, dp_replicate=512), A100).rate > 1.1 * speed(replace(many, dp_replicate=1), A100).rate
 
 

@@ -1,4 +1,4 @@
-from fasttrain.tools.profiling.memory import memory_of
+from fasttrain.tools.profiling import memory_of
 
 
 def op(name, ts, dur, tid=1):

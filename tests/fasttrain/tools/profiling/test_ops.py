@@ -2,7 +2,7 @@
 
 import pytest
 
-from fasttrain.tools.profiling.ops import OpTime, gpu_busy, gpu_times, host_times, op_lines, split_line
+from fasttrain.tools.profiling import OpTime, gpu_busy, gpu_times, host_times, op_lines, split_line
 
 
 def event(name, ts, dur, *, cat="cpu_op", tid=1, number=None):

@@ -96,7 +96,7 @@ def test_a_run_that_is_too_short_is_an_error(tmp_path, capsys):
         main(command(tmp_path / "run", "--profile"))
     assert exit.value.code == 2
     assert (
-        "log.profile is 3 and 6 steps are left to do; the first 5 of a process are left alone: raise batch.steps, or "
+        "log.profile is 3 and 6 steps are left to do; the first 5 of a process are not profiled: raise batch.steps, or "
         "lower log.profile" in capsys.readouterr().err
     )
     check(3, left=8)
@@ -113,9 +113,11 @@ def test_the_flag_and_the_setting():
 
 def test_off_it_does_nothing(tmp_path, monkeypatch):
     """Neither files nor a profiler: a step costs one comparison."""
-    monkeypatch.setattr("fasttrain.tools.profiling.profiler.profile", None)
+    monkeypatch.setattr("fasttrain.tools.profiling.profile", None)
     runtime = type("Runtime", (), {"device": torch.device("cpu"), "rank": 0})
-    with Profiler(tmp_path / "profile", runtime, steps=Config().log.profile, done=0, tell=print) as profiler:
+    with Profiler(
+        tmp_path / "profile", runtime, steps=Config().log.profile, completed=0, on_progress=print
+    ) as profiler:
         assert not any(profiler.begin_step() for _ in range(20))
     assert not list(tmp_path.iterdir())
 
@@ -123,15 +125,15 @@ def test_off_it_does_nothing(tmp_path, monkeypatch):
 def test_an_interrupted_run_says_what_was_profiled(tmp_path):
     runtime = type("Runtime", (), {"device": torch.device("cpu"), "rank": 0})
     for begun, said in (
-        (3, "nothing was profiled: the run ended within the 5 steps"),
+        (3, "nothing was profiled: the run ended within the 5 warm-up steps"),
         (7, "profiled steps 106 to 107"),
     ):
         told = []
-        with Profiler(tmp_path / str(begun), runtime, steps=3, done=100, tell=told.append) as profiler:
+        with Profiler(tmp_path / str(begun), runtime, steps=3, completed=100, on_progress=told.append) as profiler:
             for _ in range(begun):
                 profiler.begin_step()
                 torch.ones(8, 8) @ torch.ones(8, 8)
-                profiler.lap(type("PhaseTimes", (), {"seconds": lambda self: {"forward": 0.5}})())
+                profiler.end_step(type("PhaseTimes", (), {"seconds": lambda self: {"forward": 0.5}})())
         assert told[0].startswith(said)
     assert [path.name for path in (tmp_path / "7").glob("trace*")] == ["trace-rank0-step107.json.gz"]
 
@@ -139,7 +141,7 @@ def test_an_interrupted_run_says_what_was_profiled(tmp_path):
 def test_a_profile_that_cannot_be_written_is_not_the_end_of_the_run(tmp_path):
     runtime, told = type("Runtime", (), {"device": torch.device("cpu"), "rank": 0}), []
     (tmp_path / "profile").write_text("in the way")
-    with Profiler(tmp_path / "profile", runtime, steps=1, done=0, tell=told.append) as profiler:
+    with Profiler(tmp_path / "profile", runtime, steps=1, completed=0, on_progress=told.append) as profiler:
         for _ in range(9):
             profiler.begin_step()
     assert len(told) == 1
@@ -148,7 +150,7 @@ def test_a_profile_that_cannot_be_written_is_not_the_end_of_the_run(tmp_path):
 
 def test_an_error_is_not_followed_by_a_trace(tmp_path):
     runtime = type("Runtime", (), {"device": torch.device("cpu"), "rank": 0})
-    profiler = Profiler(tmp_path / "profile", runtime, steps=1, done=0, tell=print)
+    profiler = Profiler(tmp_path / "profile", runtime, steps=1, completed=0, on_progress=print)
     for _ in range(6):
         profiler.begin_step()
     with pytest.raises(ZeroDivisionError), profiler:
@@ -165,12 +167,12 @@ def test_the_memory_of_a_gpu_is_its_allocators_history(tmp_path, monkeypatch):
     runtime = type("Runtime", (), {"device": torch.device("cuda"), "rank": 3})
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **options: calls.append(options))
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda name: calls.append(name))
-    with Profiler(tmp_path, runtime, steps=2, done=0, tell=told.append) as profiler:
+    with Profiler(tmp_path, runtime, steps=2, completed=0, on_progress=told.append) as profiler:
         for step in range(1, 9):
             profiler.begin_step()
             assert len(calls) == (0 if step < 6 else 1 if step < 8 else 3)  # from the first profiled step on
             torch.ones(8, 8) @ torch.ones(8, 8)
-            profiler.lap(type("PhaseTimes", (), {"seconds": lambda self: {"forward": 0.5}})())
+            profiler.end_step(type("PhaseTimes", (), {"seconds": lambda self: {"forward": 0.5}})())
     assert calls[0]["stacks"] == "python"
     assert calls[1:] == [str(tmp_path / "memory-rank3-step7.pickle"), {"enabled": None}]
     assert told[-1].endswith("memory-rank3-step7.pickle (open it at pytorch.org/memory_viz)")

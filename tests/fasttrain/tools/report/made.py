@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from fasttrain.checkpoint.committed import Checkpoint
-from fasttrain.checkpoint.files import File
 from fasttrain.config import BatchConfig, Config, OptimConfig
 from fasttrain.config_toml import to_toml
+from fasttrain.fs import FileChecksum
 
 BEGAN = 1_700_000_000.0
 PARTS = {"data": 0.002, "wait": 0.001, "forward": 0.1, "backward": 0.2, "optimizer": 0.02, "record": 0.001}
@@ -60,7 +60,7 @@ def validations(last: int, every: int, name: str = "held-out", offset: float = 0
     ]
 
 
-def incident(step: int, kind: str, text: str, **more: Any) -> dict[str, Any]:
+def event_line(step: int, kind: str, text: str, **more: Any) -> dict[str, Any]:
     return {"step": step, "time": BEGAN + step * 0.35, "kind": kind, "text": text, **more}
 
 
@@ -72,7 +72,7 @@ def make_run(
     lr: float = 1e-3,
     blocks: int = 0,
     seed: int = 0,
-    incidents: Iterable[dict[str, Any]] = (),
+    events: Iterable[dict[str, Any]] = (),
 ) -> Path:
     """A run that has done `length` of `planned` steps, and is not running."""
     path.mkdir(parents=True)
@@ -80,9 +80,9 @@ def make_run(
     (path / "config.toml").write_text(to_toml(config))
     write_lines(path / "metrics.jsonl", steps(1, length, blocks=blocks, seed=seed))
     write_lines(path / "validation.jsonl", validations(length, max(length // 12, 1)))
-    facts = dict(torch="2.13.0", world=8, hardware="8 x NVIDIA H100 80GB HBM3", parameters=12_345_678)
-    started = incident(0, "start", f"a new run in {path}", **facts)
-    write_lines(path / "events.jsonl", [started, *incidents])
+    metadata = dict(torch="2.13.0", world_size=8, hardware="8 x NVIDIA H100 80GB HBM3", parameters=12_345_678)
+    started = event_line(0, "start", f"a new run in {path}", **metadata)
+    write_lines(path / "events.jsonl", [started, *events])
     for step in (length // 3, length // 3 * 2, length):
         make_checkpoint(path, step, loss=3.0 - step / length)
     return path
@@ -92,6 +92,6 @@ def make_checkpoint(run: Path, step: int, loss: float | None = None) -> Path:
     directory = run / "checkpoints" / f"step-{step:08}"
     directory.mkdir(parents=True)
     (directory / "weights").write_bytes(b"x" * 2000)
-    file = File(name="weights", size=2000, sha256=hashlib.sha256(b"x" * 2000).hexdigest())
-    Checkpoint(path=directory, step=step, loss=loss, optimizer="AdamW", scaler={}, facts={}, files=(file,)).write()
+    file = FileChecksum(name="weights", size=2000, sha256=hashlib.sha256(b"x" * 2000).hexdigest())
+    Checkpoint(path=directory, step=step, loss=loss, optimizer="AdamW", scaler={}, metadata={}, files=(file,)).write()
     return directory

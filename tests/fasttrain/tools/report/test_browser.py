@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from fasttrain.tools.report import read_records, write_page
-from tests.fasttrain.tools.report.made import BEGAN, incident, make_run, steps, write_lines
+from fasttrain.tools.report.page import write_page
+from fasttrain.tools.report.record import read_records
+from tests.fasttrain.tools.report.made import BEGAN, event_line, make_run, steps, write_lines
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 try:
@@ -25,7 +26,7 @@ pytestmark = [
 ]
 
 NASTY = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
-SPIKE = incident(
+SPIKE = event_line(
     120, "spike", "loss 4.9 instead of 3.1", tokens=120 * 4096, action="rolled back to step 100",
     evidence=dict(z=12.4, series="loss"), documents=[f"corpus/part-7.jsonl:{line}" for line in range(60)],
 )  # fmt: skip
@@ -43,10 +44,10 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> dict[str, Path]:
-    """One run with incidents, and two compared."""
+    """One run with events, and two compared."""
     folder = tmp_path_factory.mktemp("pages")
-    events = [SPIKE, incident(200, "slow-down", NASTY), incident(150, "sample", f"def f():\n    {NASTY}")]
-    a = make_run(folder / "a", 300, blocks=4, incidents=events)
+    events = [SPIKE, event_line(200, "slow-down", NASTY), event_line(150, "sample", f"def f():\n    {NASTY}")]
+    a = make_run(folder / "a", 300, blocks=4, events=events)
     (a / "metrics.jsonl").unlink()
     lines = steps(1, 300, blocks=4)
     lines[40] |= dict(loss=None, grad_norm=None, nonfinite=["loss", "grad_norm"])
@@ -112,7 +113,7 @@ def test_content(visit, pages):
     assert len(paths(page, "blocks-0")) == 4
     assert len(paths(page, "time-0")) == 6
     assert page.locator("#chart-loss [data-ghost]").count() == 1
-    assert page.locator("#incidents tbody tr").count() == 3
+    assert page.locator("#events tbody tr").count() == 3
     assert page.locator("#checkpoints tbody tr").count() == 3
     assert "verified when it was written" in page.locator("#checkpoints").inner_text()
     assert "optim" in page.locator(".settings").inner_text()
@@ -120,14 +121,14 @@ def test_content(visit, pages):
 
 def test_what_a_run_writes_is_text(visit, pages):
     page = visit(pages["one"])
-    assert NASTY in page.locator("#incidents").inner_text()
+    assert NASTY in page.locator("#events").inner_text()
     assert NASTY in page.locator(".sample").inner_text()
     hover(page, 200 / 300)
     assert NASTY in page.locator("#tip").inner_text()
     assert page.evaluate("window.hacked") is None
 
 
-def test_hover_reads_values_and_incidents(visit, pages):
+def test_hover_reads_values_and_events(visit, pages):
     page = visit(pages["one"])
     shown = hover(page, 0.25)
     assert "step 75 " in shown
@@ -154,7 +155,7 @@ def test_zoom_by_drag_and_back(visit, pages):
     assert paths(page, "lr") != before  # all charts
     page.locator("#reset").click()
     assert paths(page, "lr") == before
-    page.locator("#incidents .go").first.click()  # an incident's step: a look from nearby
+    page.locator("#events .go").first.click()  # an event's step: a look from nearby
     assert "zoom=" in page.url
     page.locator("#chart-lr > svg").dblclick()
     assert "zoom=" not in page.url

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from fasttrain.cli import report
-from fasttrain.tools.report import read_records, write_report
-from fasttrain.tools.report.page import encoded, page
-from tests.fasttrain.tools.report.made import incident, make_run, steps, write_lines
+from fasttrain.tools.report.page import encoded, page, write_report
+from fasttrain.tools.report.record import read_records
+from tests.fasttrain.tools.report.made import event_line, make_run, steps, write_lines
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028&amp;@@style@@"
 
@@ -36,16 +36,16 @@ class Scripts(HTMLParser):
 
 
 def test_whatever_a_run_writes_stays_text(tmp_path):
-    events = [incident(5, NASTY, NASTY, action=NASTY, evidence={NASTY: NASTY}, documents=[NASTY])]
-    events.append(incident(9, "sample", NASTY))
-    run = make_run(tmp_path / "<b>&run", 10, incidents=events)
+    events = [event_line(5, NASTY, NASTY, action=NASTY, evidence={NASTY: NASTY}, documents=[NASTY])]
+    events.append(event_line(9, "sample", NASTY))
+    run = make_run(tmp_path / "<b>&run", 10, events=events)
     write_lines(run / "validation.jsonl", [dict(step=9, time=1.0, set=NASTY, loss=1.0)])
     html = page(read_records([run]))
     plain = page(read_records([make_run(tmp_path / "plain", 10)]))
     assert Scripts(html).starts == Scripts(plain).starts
     assert "<title>&lt;b&gt;&amp;run · fasttrain</title>" in html
     (shown,) = content(html)["runs"]
-    (event,) = [event for event in shown["incidents"] if event["step"] == 5]
+    (event,) = [event for event in shown["events"] if event["step"] == 5]
     assert (event["kind"], event["text"], event["action"], event["documents"]) == (NASTY, NASTY, NASTY, [NASTY])
     assert event["evidence"] == {NASTY: NASTY}
     assert shown["samples"][0]["text"] == NASTY
@@ -80,17 +80,17 @@ def test_encoded_has_no_nan(value):
 
 
 def test_marks_are_at_their_places(tmp_path):
-    events = [incident(7, "spike", "up", tokens=123_456), incident(8, "odd", "no tokens")]
-    (shown,) = content(page(read_records([make_run(tmp_path / "run", 10, incidents=events)])))["runs"]
-    spike, odd = shown["incidents"][1:]
+    events = [event_line(7, "spike", "up", tokens=123_456), event_line(8, "odd", "no tokens")]
+    (shown,) = content(page(read_records([make_run(tmp_path / "run", 10, events=events)])))["runs"]
+    spike, odd = shown["events"][1:]
     assert spike["x"] == dict(step=7, tokens=123_456, hours=pytest.approx(7 * 0.35 / 3600, abs=1e-6))
     assert odd["x"]["tokens"] == 8 * 4096
-    assert (spike["level"], odd["level"]) == ("bad", "warning")
+    assert (spike["severity"], odd["severity"]) == ("error", "warning")
 
 
 def test_a_long_run_keeps_its_extremes_and_stays_small(tmp_path):
-    events = [incident(15_000, "spike", "up")]
-    run = make_run(tmp_path / "run", 20_000, blocks=24, incidents=events)
+    events = [event_line(15_000, "spike", "up")]
+    run = make_run(tmp_path / "run", 20_000, blocks=24, events=events)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     lines[4_321]["loss"] = 99.0
     (run / "metrics.jsonl").unlink()
@@ -180,7 +180,7 @@ def test_command(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "report.html").exists()
     assert call(a, "--out", "x.html", "--verify") == 0
     assert "verified again" in (tmp_path / "x.html").read_text()
-    assert content((tmp_path / "x.html").read_text())["runs"][0]["checkpoints"][0]["state"] == "sound"
+    assert content((tmp_path / "x.html").read_text())["runs"][0]["checkpoints"][0]["state"] == "valid"
     assert "x.html" in capsys.readouterr().out
     assert call(tmp_path / "none") == 2
     assert "fasttrain report: error:" in capsys.readouterr().err
@@ -188,7 +188,7 @@ def test_command(tmp_path, capsys, monkeypatch):
 
 def test_pictures(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    runs = [make_run(tmp_path / name, 30, incidents=[incident(9, "spike", "up")]) for name in "ab"]
+    runs = [make_run(tmp_path / name, 30, events=[event_line(9, "spike", "up")]) for name in "ab"]
     assert call(*runs, "--out", tmp_path / "x.html", "--png", tmp_path / "x.png") == 0
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     assert call(runs[0], "--png", tmp_path / "pictures") == 0
@@ -196,3 +196,23 @@ def test_pictures(tmp_path, capsys):
     assert {"loss.png", "lr.png", "grad_norm.png", "tokens_per_second.png", "mfu.png", "step_time.png"} <= names
     assert call(runs[0], "--png", tmp_path / "x.gif") == 2
     assert "a picture is .png or .svg" in capsys.readouterr().err
+
+
+def line(step: int, **more: object) -> dict:
+    return dict(step=step, time=float(step), **more)
+
+
+def test_the_newest_answer_to_each_question_stays_text(tmp_path):
+    run = make_run(tmp_path / "run", 10)
+    score = dict(set=NASTY, loss=2.5, tokens=64, suspicion=NASTY)
+    task = dict(task="mine", metric="acc", filter="none", value=0.5, stderr=None, samples=4, fewshot=0)
+    lines = [line(9, **score), line(9, **task), line(6, **score), line(9, **score | dict(loss=3.5))]
+    write_lines(run / "evaluations.jsonl", [*lines, line(9, **score | dict(tokens=128))])
+    (shown,) = content(page(read_records([run])))["runs"]
+    found = [(each["step"], each.get("set"), each.get("loss"), each.get("tokens")) for each in shown["evaluations"]]
+    assert found == [(6, NASTY, 2.5, 64), (9, NASTY, 3.5, 64), (9, None, None, None), (9, NASTY, 2.5, 128)]
+
+
+def test_a_run_that_nobody_asked_about(tmp_path):
+    (shown,) = content(page(read_records([make_run(tmp_path / "run", 10)])))["runs"]
+    assert shown["evaluations"] == []

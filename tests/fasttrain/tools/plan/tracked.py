@@ -22,12 +22,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fasttrain import config
 from fasttrain.distributed.parallelize import before_backward, parallelize
+from fasttrain.distributed.runtime import DTYPES
 from fasttrain.model import Decoder
 from fasttrain.optim import clip, make_optimizer
 from fasttrain_kernels._registration import kernels_on_cpu
 from fasttrain_kernels.linear_cross_entropy import ops as linear_cross_entropy
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def tracked_peak(settings: config.Config, *, vocab: int, world: int, precision: str = "bf16") -> dict[str, int]:
@@ -36,7 +35,9 @@ def tracked_peak(settings: config.Config, *, vocab: int, world: int, precision: 
     try:
         mesh = _mesh(settings.parallel, world)
         with FakeTensorMode(), kernels_on_cpu(), patch.object(linear_cross_entropy, "_finished", _finished):
-            return _tracked(settings, vocab, SimpleNamespace(world=world, dtype=DTYPES[precision], mesh=mesh))
+            return _tracked(
+                settings, vocab, SimpleNamespace(world_size=world, dp_size=world, dtype=DTYPES[precision], mesh=mesh)
+            )
     finally:
         dist.destroy_process_group()
 
@@ -60,7 +61,7 @@ def _tracked(settings: config.Config, vocab: int, runtime: Any) -> dict[str, int
     optimizer = make_optimizer(model, settings.optim, torch.device("cpu"))
     tokens, targets = (torch.zeros(batch.micro, settings.data.sequence, dtype=torch.int64) for _ in range(2))
     tracker = FSDPMemTracker(model, optimizer)
-    micro_batches = batch.sequences // (batch.micro * runtime.world)
+    micro_batches = batch.sequences // (batch.micro * runtime.dp_size)
 
     def step() -> None:
         for number in range(1, micro_batches + 1):

@@ -18,15 +18,16 @@ from typing import Any
 from fasttrain.checkpoint import Checkpoint, committed_paths, list_checkpoints
 from fasttrain.config import Config
 from fasttrain.config_toml import to_toml
+from fasttrain.events import EventKind
 from fasttrain.metrics import read_events, read_metrics
 from fasttrain.rundir import RunDir
 
 TRAINER = ("-m", "fasttrain.train")
-MISTAKE = "fasttrain.train: error: "  # what its words about a user's mistake begin with
+USER_ERROR = "fasttrain.train: error: "  # what its words about a user's mistake begin with
 _TAIL = 20  # lines of a failed run to show
 _ATTEMPTS = 3  # to kill a run before it ends by itself
 
-Report = Callable[[str, int], None]  # what is running, and the last step that it has saved
+OnProgress = Callable[[str, int], None]  # what is running, and the last step that it has saved
 
 
 class RunFailed(Exception):
@@ -36,9 +37,9 @@ class RunFailed(Exception):
 class Runs:
     """Runs by name. Each has a directory, a file of settings and a log: NAME, NAME.toml, NAME.log."""
 
-    def __init__(self, directory: Path, report: Report) -> None:
+    def __init__(self, directory: Path, on_progress: OnProgress) -> None:
         self.seconds: dict[str, float] = {}
-        self.report = report
+        self.on_progress = on_progress
         self._directory = directory
 
     def checkpoints(self, name: str) -> dict[int, Checkpoint]:
@@ -52,9 +53,9 @@ class Runs:
         return {line["step"]: line for line in read_metrics(self._directory / name)}
 
     def resumed_from(self, name: str) -> int:
-        """The step that it went on from by its own account; 0: it began anew."""
-        incidents = read_events(self._directory / name)
-        return max((event["step"] for event in incidents if event["kind"] == "resume"), default=0)
+        """The step that it resumed from by its own account; 0: it started anew."""
+        events = read_events(self._directory / name)
+        return max((event["step"] for event in events if event["kind"] == EventKind.RESUME), default=0)
 
     def finish(self, name: str, settings: Config, ranks: int) -> None:
         """Run to the end, from wherever the run is."""
@@ -95,7 +96,7 @@ class Runs:
         """Until the process has ended, or has to be killed."""
         saved, since, took = 0, time.monotonic(), 0.0
         while process.poll() is None:
-            self.report(what, saved)
+            self.on_progress(what, saved)
             newest = max((int(path.name.split("-")[1]) for path in committed_paths(directory)), default=0)
             if newest > saved:
                 now = time.monotonic()
@@ -107,8 +108,8 @@ class Runs:
 
     def _raise(self, name: str, code: int) -> None:
         log = (self._directory / f"{name}.log").read_text(errors="replace")
-        if MISTAKE in log:  # torchrun has an exit code of its own
-            raise ValueError("\n".join(log.rpartition(MISTAKE)[2].splitlines()[:_TAIL]))
+        if USER_ERROR in log:  # torchrun has an exit code of its own
+            raise ValueError("\n".join(log.rpartition(USER_ERROR)[2].splitlines()[:_TAIL]))
         tail = "\n".join(log.splitlines()[-_TAIL:])
         raise RunFailed(f"the run {name!r} ended with exit code {code}; its last lines:\n{tail}")
 

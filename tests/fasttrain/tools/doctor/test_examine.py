@@ -6,8 +6,8 @@ from time import perf_counter
 import pytest
 import torch
 
-from fasttrain.tools.doctor import speed as subject
-from fasttrain.tools.doctor.speed import copy_rate, disk, speed, write_and_sync
+from fasttrain.tools.doctor import examine as subject
+from fasttrain.tools.doctor.examine import copy_rate, disk, speed, write_and_sync
 
 CPU = torch.device("cpu")
 
@@ -67,8 +67,8 @@ def test_a_place_where_really_nobody_writes():
     assert write.level == "broken"
 
 
-def test_little_room_is_a_warning(tmp_path, monkeypatch):
+def test_little_disk_space_is_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(subject, "free_bytes", lambda _: 10**9)
     free = next(iter(disk(tmp_path, measure=False)))
     assert (free.level, free.figure) == ("warning", 10**9)
-    assert "make room" in free.remedy
+    assert "free some disk space" in free.remedy

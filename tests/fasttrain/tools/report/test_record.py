@@ -1,4 +1,4 @@
-"""What is read from a run's directory: incidents of both forms, states, the clock, checkpoints, mistakes."""
+"""What is read from a run's directory: events of both forms, states, the clock, checkpoints, mistakes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 
 import numpy as np
 import pytest
-from fasttrain.tools.report.events import Incident
 
-from fasttrain.tools.report import read_records
-from fasttrain.tools.report.clock import Clock
-from fasttrain.tools.report.state import state_of
-from tests.fasttrain.tools.report.made import BEGAN, incident, make_checkpoint, make_run, steps, write_lines
+from fasttrain.events import Event, Severity
+from fasttrain.fs import exclusive_lock
+from fasttrain.rundir import RunDir
+from fasttrain.tools.report.record import Clock, read_records, state_of
+from tests.fasttrain.tools.report.made import BEGAN, event_line, make_checkpoint, make_run, steps, write_lines
 
 LATER = BEGAN + 1e6  # when a run that says nothing is no longer running
 
@@ -21,19 +21,19 @@ def record_of(run):
     return record
 
 
-def test_incidents_of_the_former_form():
-    found = Incident.of(dict(step=3, time=1.0, kind="rollback", text="back", skipped=[1, 2], documents=["a", "b"]))
+def test_events_of_the_former_form():
+    found = Event.of(dict(step=3, time=1.0, kind="rollback", text="back", skipped=[1, 2], documents=["a", "b"]))
     assert found.evidence == dict(skipped=[1, 2])
     assert (found.tokens, found.action, found.documents) == (None, "", ["a", "b"])
-    assert found.level == "action"
+    assert found.severity == Severity.ACTION
 
 
-def test_incidents_of_the_present_form():
+def test_events_of_the_present_form():
     line = dict(step=3, time=1.0, tokens=12, kind="spike", text="up", action="roll back", evidence=dict(z=9.5))
-    found = Incident.of(line | dict(documents=None))
+    found = Event.of(line | dict(documents=None))
     assert (found.tokens, found.action, found.evidence, found.documents) == (12, "roll back", dict(z=9.5), [])
-    assert Incident.of(dict(evidence="odd")).evidence == dict(evidence="odd")
-    assert Incident.of(dict(kind="never heard of")).level == "warning"
+    assert Event.of(dict(evidence="odd")).evidence == dict(evidence="odd")
+    assert Event.of(dict(kind="never heard of")).severity == Severity.WARNING
 
 
 def test_finished(tmp_path):
@@ -45,15 +45,15 @@ def test_finished(tmp_path):
     [
         ("signal", "stopped"),
         ("stop", "stopped"),
-        ("patience", "stopped"),
-        ("unsaved", "failed"),
-        ("lost rank", "failed"),
+        ("early stop", "stopped"),
+        ("not saved", "failed"),
+        ("rank failure", "failed"),
         ("finish", "finished"),
         ("failed save", "failed"),
     ],
 )
 def test_how_a_run_ended(tmp_path, kind, state):
-    run = make_run(tmp_path / "run", 50, planned=100, incidents=[incident(50, kind, "the end")])
+    run = make_run(tmp_path / "run", 50, planned=100, events=[event_line(50, kind, "the end")])
     assert state_of(record_of(run), now=LATER) == (state, "the end")
 
 
@@ -64,15 +64,15 @@ def test_a_run_without_last_words_has_failed(tmp_path):
 
 
 def test_a_run_that_was_resumed_after_a_signal_is_not_stopped(tmp_path):
-    ends = [incident(20, "signal", "as asked"), incident(20, "resume", "goes on")]
-    run = make_run(tmp_path / "run", 50, planned=100, incidents=ends)
+    ends = [event_line(20, "signal", "as asked"), event_line(20, "resume", "resumes")]
+    run = make_run(tmp_path / "run", 50, planned=100, events=ends)
     assert state_of(record_of(run), now=BEGAN + 20).name == "running"  # its last line is fresh
     assert state_of(record_of(run), now=LATER).name == "failed"
 
 
 def test_a_run_that_holds_its_directory_is_running(tmp_path):
     run = make_run(tmp_path / "run", 50, planned=100)
-    with alone_in(run, is_main=True):
+    with exclusive_lock(RunDir(run).lock, "taken"):
         assert state_of(record_of(run), now=LATER).name == "running"
     assert state_of(record_of(run), now=LATER).name == "failed"
     assert state_of(record_of(run), running=True, now=LATER).name == "running"
@@ -89,22 +89,22 @@ def test_hours_of_a_run_that_does_not_say_when_it_began():
 
 def test_checkpoints_and_their_state(tmp_path):
     run = make_run(tmp_path / "run")
-    aside = make_checkpoint(run, 250)
-    os.rename(aside, aside.with_name("aside-step-00000250-0123abcd"))
+    other = make_checkpoint(run, 250)
+    os.rename(other, other.with_name("quarantined-step-00000250-0123abcd"))
     (run / "checkpoints/step-00000200/weights").write_bytes(b"y" * 2000)
     states = {saved.step: saved.state for saved in record_of(run).checkpoints}
-    assert states == {100: "published", 200: "published", 250: "aside", 300: "published"}
+    assert states == {100: "committed", 200: "committed", 250: "quarantined", 300: "committed"}
     (record,) = read_records([run], verify=True)
-    assert [saved.state for saved in record.checkpoints] == ["sound", "damaged", "aside", "sound"]
+    assert [saved.state for saved in record.checkpoints] == ["valid", "corrupt", "quarantined", "valid"]
     assert "sha256" in record.checkpoints[1].trouble
 
 
 def test_parameters_by_settings_and_data(tmp_path):
     run = make_run(tmp_path / "run", 5)
     (run / "events.jsonl").unlink()
-    assert "parameters" not in record_of(run).facts
+    assert "parameters" not in record_of(run).metadata
     (run / "config.toml").write_text((run / "config.toml").read_text().replace('vocab = "None"', "vocab = 100", 1))
-    assert record_of(run).facts["parameters"] > 100 * 384
+    assert record_of(run).metadata["parameters"] > 100 * 384
 
 
 def test_names_tell_runs_apart(tmp_path):
@@ -116,7 +116,7 @@ def test_names_tell_runs_apart(tmp_path):
 def test_without_anything_but_metrics(tmp_path):
     write_lines(tmp_path / "metrics.jsonl", steps(1, 3))
     record = record_of(tmp_path)
-    assert (record.settings, record.incidents, record.checkpoints) == ({}, [], [])
+    assert (record.settings, record.events, record.checkpoints) == ({}, [], [])
     assert state_of(record, now=LATER).name == "failed"
 
 

@@ -1,0 +1,228 @@
+"""All that the doctor looks at, in the order in which it is told: what a run will use on this machine because of what
+it has, every op once against its reference in float64, and how fast matmuls, copies in memory and the disk are.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from fasttrain.config import Config
+from fasttrain.fs import free_bytes
+from fasttrain.gpus import gpu_of_device
+from fasttrain.metrics import StepTimer, measured_flops, peak_flops
+from fasttrain.tools.doctor import MachineFinding
+from fasttrain.tools.doctor.hardware import Cores, cards, limits, machine
+from fasttrain.tools.doctor.software import variables, versions
+from fasttrain.units import disk_size
+
+RUN, OPS, SPEED, DISK = "a run will use", "ops", "speed", "disk"
+COPIED = {"cpu": 2**27, "cuda": 2**30}  # bytes: more than caches hold
+SECONDS = 0.3  # of copying
+WRITTEN, CHUNK, LONGEST = 2**28, 2**22, 3.0  # bytes, bytes, seconds
+LITTLE = 5 * 2**30  # bytes on a disk that a few checkpoints fill
+
+
+def examine(settings: Config, out: Path, *, quick: bool) -> Iterator[MachineFinding]:
+    """Findings as they are made. quick: nothing is measured."""
+    environment = dict(os.environ)  # of the user: torch sets some variables as it goes
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    on_gpu = gpus > 0 and settings.parallel.device != "cpu"
+    yield from machine()
+    yield from cards()
+    yield from limits(gpus=gpus)
+    yield from versions(settings, on_gpu=on_gpu)
+    yield from variables(environment)
+    try:
+        yield from estimate(settings, Cores.of().usable)
+    except ImportError as error:  # of the trainer itself: ops() says it once more, with its remedy
+        yield MachineFinding(section=RUN, name="nothing", value=str(error))
+    yield from ops()
+    yield from disk(out, measure=not quick)
+    if not quick:
+        yield from speed(torch.device("cuda" if on_gpu else "cpu"))
+
+
+def estimate(settings: Config, cores: int) -> Iterator[MachineFinding]:
+    """Device, precision, compilation, attention, and how to start on all devices."""
+
+    def finding(name: str, value: str) -> MachineFinding:
+        return MachineFinding(section=RUN, name=name, value=value)
+
+    from fasttrain.distributed.parallelize import should_compile
+    from fasttrain.distributed.runtime import DTYPES, resolve_precision
+    from fasttrain.flops import flops_per_token
+
+    parallel = settings.parallel
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if parallel.device == "cuda" and not gpus:
+        yield MachineFinding(
+            section=RUN, name="device", value="parallel.device is cuda, and torch sees no GPU", level="broken",
+            remedy="set parallel.device to auto, or see above why no GPU is seen",
+        )  # fmt: skip
+        return
+    device = torch.device("cuda" if gpus and parallel.device != "cpu" else "cpu")
+    precision = resolve_precision(parallel.precision, device)
+    asked = "asked for" if parallel.precision != "auto" else "auto: GPUs take half precision, CPUs do not"
+    yield finding("device", f"{device.type} (parallel.device is {parallel.device})")
+    yield finding("precision", f"{precision} ({asked})")
+    vocab = settings.model.vocab or 4096
+    tokens = settings.batch.steps * settings.batch.sequences * settings.data.sequence
+    runtime: Any = SimpleNamespace(device=device)
+    try:
+        compiled, why = should_compile(
+            parallel, runtime, tokens * flops_per_token(settings.model, vocab, settings.data.sequence)
+        )
+        yield finding("blocks", f"{'compiled' if compiled else 'not compiled'} ({why})")
+    except ValueError as error:  # the compiler, which has a finding of its own
+        yield finding("blocks", f"none: {error}")
+    yield finding("kernels", "Triton" if device.type == "cuda" else "their CPU implementations")
+    yield _attention(settings, device, DTYPES[precision])
+    known = gpu_of_device(torch.cuda.get_device_name()) if device.type == "cuda" else None
+    yield finding(
+        "peak for MFU", f"{known.peak(precision) / 1e12:,.0f} TFLOP/s (gpus.toml)" if known else "measured at start"
+    )
+    start = "fasttrain train" if gpus < 2 else f"torchrun --nproc_per_node={gpus} -m fasttrain.train"
+    threads = "" if device.type == "cuda" else f" (threads: {torch.get_num_threads()}, cores: {cores})"
+    yield finding("start it with", f"{start}{threads}")
+
+
+def _attention(settings: Config, device: torch.device, dtype: torch.dtype) -> MachineFinding:
+    """The backend for this run's heads, and why not the ones before it that are for this device."""
+    from fasttrain_kernels import explain_attention_backend, native
+
+    model = settings.model
+    q, k = (
+        torch.empty(1, 16, heads, model.head_dim, device=device, dtype=dtype) for heads in (model.heads, model.kv_heads)
+    )
+    documents = torch.tensor([0, 16], dtype=torch.int32, device=device) if settings.data.document_mask else None
+    answers = explain_attention_backend(q, k, k, cu_seqlens=documents)
+    chosen = next((name for name, answer in answers.items() if answer == "ok"), "none")
+    before = list(takewhile(lambda each: each[1] != "ok", answers.items()))
+    why = [f"{name}: {answer.splitlines()[0]}" for name, answer in before if not answer.startswith("device ")]
+    value = f"{chosen} ({'; '.join(why)})" if why else chosen
+    if ("native", native.missing()) not in before:
+        return MachineFinding(section=RUN, name="attention", value=value)
+    return MachineFinding(
+        section=RUN, name="attention", value=value, level="missing",
+        remedy="apt-get install g++ (or set CXX): without its C++, attention takes about 1.6 times as long",
+    )  # fmt: skip
+
+
+def ops() -> Iterator[MachineFinding]:
+    """Allowed is twice the error of eager PyTorch (fasttrain_kernels.testing.accuracy)."""
+    try:
+        from fasttrain_kernels.testing import tour
+    except ImportError as error:
+        yield MachineFinding(
+            section=OPS,
+            name="kernel library",
+            value=str(error),
+            level="broken",
+            remedy="pip install the package above",
+        )
+        return
+    for case in tour.CASES:
+        for form in tour.forms_of_a_run():
+            yield _checked(tour, case, form)
+
+
+def _checked(tour: Any, case: Any, form: Any) -> MachineFinding:
+    name, how = case.name, f"{form.name}, {str(form.dtype).removeprefix('torch.')}"
+    remedy = "do not train: run make test (make test-gpu on a GPU), and report what it says"
+    try:
+        results = tour.run(case, form)
+    except Exception as error:  # whatever an op does, it is this op that does it
+        first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        value = f"{how}: fails with {type(error).__name__}: {first}"
+        return MachineFinding(section=OPS, name=name, value=value, level="broken", remedy=remedy)
+    share = max(result.error / result.allowed for result in results)
+    if wrong := [result for result in results if not result.ok]:
+        return MachineFinding(
+            section=OPS, name=name, value=f"{how}: {wrong[0]}", level="broken", remedy=remedy, figure=share
+        )
+    return MachineFinding(section=OPS, name=name, value=f"{how}: OK ({share:.0%} of tolerance)", figure=share)
+
+
+def speed(device: torch.device) -> Iterator[MachineFinding]:
+    """Of one device, in the precisions that a run may choose."""
+    rates = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        rates[dtype] = measured_flops(device, dtype)
+        name = str(dtype).removeprefix("torch.")
+        text = f"{rates[dtype] / 1e12:,.2f} TFLOP/s" if device.type == "cuda" else f"{rates[dtype] / 1e9:,.1f} GFLOP/s"
+        if device.type == "cuda":
+            text += f", {rates[dtype] / peak_flops(device, dtype):.0%} of the vendor's figure"
+        elif dtype == torch.bfloat16:
+            ratio = rates[torch.float32] / rates[dtype]
+            text += (
+                f": {ratio:,.0f} times slower, so that CPUs train in fp32"
+                if ratio > 1.5
+                else ": parallel.precision bf16 may pay"
+            )
+        yield MachineFinding(section=SPEED, name=f"matmul {name}", value=text, figure=rates[dtype], unit="FLOP/s")
+    rate = copy_rate(device)
+    yield MachineFinding(
+        section=SPEED, name="memory", value=f"{rate / 1e9:,.1f} GB/s, reading and writing", figure=rate, unit="B/s"
+    )
+
+
+def disk(out: Path, *, measure: bool) -> Iterator[MachineFinding]:
+    """Whether a run can write there, how much, and how fast. The directory need not exist yet, and is not made."""
+    directory = out
+    while not directory.exists() and directory != directory.parent:
+        directory = directory.parent
+    free = free_bytes(directory)
+    remedy = f"a few checkpoints fill it: free some disk space in {directory}, or choose another --out"
+    yield MachineFinding(
+        section=DISK, name="free", value=f"{disk_size(free)} in {directory.absolute()}", figure=free, unit="bytes",
+        level="ok" if free >= LITTLE else "warning", remedy="" if free >= LITTLE else remedy,
+    )  # fmt: skip
+    try:
+        written, seconds = write_and_sync(directory, WRITTEN if measure else CHUNK)
+    except OSError as error:
+        remedy = f"make it writable (chown, or remount), or choose another --out than {out}"
+        yield MachineFinding(
+            section=DISK, name="write", value=f"cannot write: {error.strerror or error}", level="broken", remedy=remedy
+        )
+        return
+    if measure:
+        rate = written / seconds
+        text = f"{rate / 1e6:,.0f} MB/s with fsync ({written / 1e6:,.0f} MB)"
+        yield MachineFinding(section=DISK, name="write", value=text, figure=rate, unit="B/s")
+    else:
+        yield MachineFinding(section=DISK, name="write", value="possible")
+
+
+def copy_rate(device: torch.device) -> float:
+    """Bytes per second, read and written, of the best of some copies."""
+    source = torch.ones(COPIED[device.type] // 4, device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)  # touches the pages
+    best, end = 0.0, perf_counter() + SECONDS
+    while not best or perf_counter() < end:
+        timer = StepTimer(device)
+        target.copy_(source)
+        timer.mark("copy")
+        best = max(best, 2 * COPIED[device.type] / timer.split()["copy"])
+    return best
+
+
+def write_and_sync(directory: Path, size: int) -> tuple[int, float]:
+    """Bytes and seconds, of a file that is gone afterwards. Random bytes: some file systems compress."""
+    chunk = os.urandom(CHUNK)
+    with tempfile.NamedTemporaryFile(dir=directory, prefix=".fasttrain-doctor-") as file:
+        began, written = perf_counter(), 0
+        while written < size and perf_counter() - began < LONGEST:
+            written += file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+        return written, perf_counter() - began

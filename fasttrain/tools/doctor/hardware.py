@@ -1,0 +1,286 @@
+"""Processors, memory, limits and GPUs, as this process has them: a container with 2 of 64 cores has 2.
+
+Limits are in cgroups, of version 2 or 1, and those of parents count too; in the affinity of the process; and in ulimit.
+`root` is where /proc and /sys are. NVML counts all GPUs of the machine; torch those of CUDA_VISIBLE_DEVICES.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fasttrain.gpus import gpu_of_device
+from fasttrain.metrics import device_name
+from fasttrain.tools.doctor import Level, MachineFinding
+from fasttrain.units import memory_size
+
+SECTION, LIMITS = "hardware", "limits"
+ROOT = Path("/")
+FILES = 4096  # open files: ranks, shards of data, sockets
+SHARED = 2**30  # bytes of /dev/shm: NCCL's buffers between the GPUs of a node
+DRIVER = Path("/proc/driver/nvidia/version")  # there with the kernel's module
+IN_USE = 2**30  # bytes of a GPU in use before a run, from which on it is worth telling
+
+
+class Cores(NamedTuple):
+    usable: int
+    installed: int
+    why: str  # not all of them; empty: all
+
+    @classmethod
+    def of(cls, root: Path = ROOT) -> Cores:
+        installed = os.cpu_count() or 1
+        bound, quota = len(os.sched_getaffinity(0)), cpu_quota(root)
+        usable = min(bound, max(int(min(quota, bound)), 1))
+        if usable == installed:
+            return cls(usable, installed, "")
+        return cls(usable, installed, f"a quota of {quota:g}, by a cgroup" if quota < bound else "bound to them")
+
+
+def machine(root: Path = ROOT) -> Iterator[MachineFinding]:
+    """Processors and memory."""
+    cores, threads = Cores.of(root), torch.get_num_threads()
+    share = f"{cores.usable} of {cores.installed} cores ({cores.why})" if cores.why else f"{cores.usable} cores"
+    name = device_name(torch.device("cpu"))
+    yield MachineFinding(section=SECTION, name="processor", value=f"{name}, {share}", figure=cores.usable, unit="cores")
+    if threads > cores.usable:
+        yield MachineFinding(
+            section=SECTION, name="threads", value=f"{threads} threads for {cores.usable} cores", level="warning",
+            remedy=f"export OMP_NUM_THREADS={cores.usable}: more threads than cores wait for each other",
+        )  # fmt: skip
+    installed, limit = _meminfo(root), memory_limit(root)
+    total = min(installed["MemTotal"], limit)
+    text = f"{memory_size(total)}, {memory_size(min(installed['MemAvailable'], limit))} of it available"
+    if limit < installed["MemTotal"]:
+        text += f" ({memory_size(installed['MemTotal'])} are installed; a cgroup has the limit)"
+    yield MachineFinding(section=SECTION, name="memory", value=text, figure=total, unit="bytes")
+
+
+def limits(*, gpus: int, shared: Path = Path("/dev/shm")) -> Iterator[MachineFinding]:
+    """What the system lets this process have."""
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    remedy = f"ulimit -n {FILES} (the hard limit is {_number(most)})"
+    yield _limit("open files", _number(files), files, fine=_enough(files, FILES), remedy=remedy)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    remedy = "ulimit -l unlimited: InfiniBand and pinned memory need it"
+    yield _limit("locked memory", _bytes(locked), locked, fine=gpus < 2 or _enough(locked, SHARED), remedy=remedy)
+    size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    remedy = "ulimit -f unlimited: a checkpoint beyond it cannot be written"
+    yield _limit("file size", _bytes(size), size, fine=_enough(size, 2**40), remedy=remedy)
+    if shared.exists():
+        status = os.statvfs(shared)
+        size = status.f_blocks * status.f_frsize
+        remedy = "docker run --shm-size=8g, or --ipc=host: NCCL keeps buffers there"
+        yield _limit(str(shared), memory_size(size), size, fine=gpus < 2 or size >= SHARED, remedy=remedy)
+
+
+def _limit(name: str, value: str, limit: int, *, fine: bool, remedy: str) -> MachineFinding:
+    return MachineFinding(
+        section=LIMITS,
+        name=name,
+        value=value,
+        level="ok" if fine else "warning",
+        remedy="" if fine else remedy,
+        figure=None if limit == resource.RLIM_INFINITY else float(limit),
+    )
+
+
+def cpu_quota(root: Path = ROOT) -> float:
+    """Cores that cgroups allow; inf: no limit."""
+    quotas = [math.inf]
+    for directory in _cgroups(root, "cpu"):
+        older = _read(directory / "cpu.cfs_quota_us") + " " + _read(directory / "cpu.cfs_period_us")
+        pairs = (_read(directory / "cpu.max").split(), older.split())
+        # neither "max" nor -1
+        quotas += [int(pair[0]) / int(pair[1]) for pair in pairs if len(pair) == 2 and "".join(pair).isdecimal()]
+    return min(quotas)
+
+
+def memory_limit(root: Path = ROOT) -> float:
+    """Bytes that cgroups allow; inf: no limit."""
+    names = ("memory.max", "memory.limit_in_bytes")
+    texts = [_read(directory / name).strip() for directory in _cgroups(root, "memory") for name in names]
+    return min((float(text) for text in texts if text.isdecimal()), default=math.inf)
+
+
+def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """The directories of this process's cgroup and of its parents. Within a container, its own may be mounted as /."""
+    base = root / "sys/fs/cgroup"
+    mounts = [base, base / controller, base / "cpu,cpuacct"]
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
+        for mount in mounts:
+            inner = mount / path.lstrip("/")
+            yield from (each for each in (inner, *inner.parents) if each == mount or mount in each.parents)
+    yield from mounts
+
+
+def _meminfo(root: Path) -> dict[str, float]:
+    lines = (line.split() for line in _read(root / "proc/meminfo").splitlines())
+    found = {words[0].rstrip(":"): float(words[1]) * 1024 for words in lines if len(words) > 1}
+    return {"MemTotal": math.nan, "MemAvailable": math.nan} | found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _enough(limit: int, least: int) -> bool:
+    return limit == resource.RLIM_INFINITY or limit >= least
+
+
+def _number(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
+
+
+def _bytes(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else memory_size(limit)
+
+
+def cards(driver: Path = DRIVER) -> Iterator[MachineFinding]:
+    """Every GPU, and whether torch can use it."""
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    nvml = _nvml()
+    if nvml is None:
+        if not seen and not driver.exists():
+            yield MachineFinding(section=SECTION, name="GPUs", value="none: runs are on the CPU", figure=0)
+            return
+        yield MachineFinding(
+            section=SECTION, name="NVML", value="nvidia-ml-py is not installed", level="missing",
+            remedy="pip install 'fasttrain[nvml]': driver, clocks, power and errors, here and in a run's metrics",
+        )  # fmt: skip
+        for index in range(seen):
+            yield MachineFinding(section=SECTION, name=f"GPU {index}", value=torch.cuda.get_device_name(index))
+        yield from _usable(seen, max(seen, int(driver.exists())))
+        return
+    try:
+        nvml.nvmlInit()
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        if driver.exists() or seen:
+            yield MachineFinding(
+                section=SECTION, name="driver", value=f"NVML: {error}", level="broken",
+                remedy="nvidia-smi, as any user, must list the GPUs; reboot after an update of the driver",
+            )  # fmt: skip
+        else:
+            yield MachineFinding(section=SECTION, name="GPUs", value="none: runs are on the CPU", figure=0)
+        return
+    yield MachineFinding(section=SECTION, name="GPUs", value=str(count), figure=count)
+    cuda = _ask(nvml, nvml.nvmlSystemGetCudaDriverVersion)
+    supports = f", CUDA up to {cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""
+    yield MachineFinding(
+        section=SECTION, name="driver", value=f"{_text(_ask(nvml, nvml.nvmlSystemGetDriverVersion))}{supports}"
+    )
+    for index in range(count):
+        yield from _card(nvml, index)
+    yield from _usable(seen, count)
+
+
+def _usable(seen: int, installed: int) -> Iterator[MachineFinding]:
+    if seen == installed or not installed:
+        return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and seen:
+        yield MachineFinding(
+            section=SECTION, name="visible GPUs", value=f"{seen} of {installed}, by CUDA_VISIBLE_DEVICES={visible}"
+        )
+        return
+    if visible is not None:
+        remedy = "unset CUDA_VISIBLE_DEVICES, which hides all of them"
+    elif torch.version.cuda is None and torch.version.hip is None:
+        remedy = f"torch {torch.__version__} is built without CUDA: install its CUDA build, as pytorch.org says"
+    else:
+        remedy = (
+            f"torch is built for CUDA {torch.version.cuda}: update the driver, or install a build for an older CUDA"
+        )
+    yield MachineFinding(
+        section=SECTION, name="visible GPUs", value=f"torch sees {seen} of {installed}", level="broken", remedy=remedy
+    )
+
+
+def _card(nvml: Any, index: int) -> Iterator[MachineFinding]:
+    gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+
+    def ask(function: str, *arguments: Any) -> Any:
+        return _ask(nvml, getattr(nvml, function), gpu, *arguments)
+
+    def finding(name: str, value: str, remedy: str, *, broken: bool = False) -> MachineFinding:
+        level: Level = "broken" if broken else "warning"
+        return MachineFinding(section=SECTION, name=f"GPU {index} {name}", value=value, level=level, remedy=remedy)
+
+    name, memory = _text(ask("nvmlDeviceGetName")), ask("nvmlDeviceGetMemoryInfo")
+    known = gpu_of_device(name)
+    rate = f"{known.half / 1e12:,.0f} TFLOP/s in bf16" if known else "not in gpus.toml, so that its rate is measured"
+    limit, usual = ask("nvmlDeviceGetPowerManagementLimit"), ask("nvmlDeviceGetPowerManagementDefaultLimit")
+    parts = [
+        name,
+        memory_size(memory.total) if memory else "",
+        rate,
+        f"{limit / 1000:.0f} W" if limit else "",
+        _links(nvml, ask),
+    ]
+    yield MachineFinding(section=SECTION, name=f"GPU {index}", value=", ".join(filter(None, parts)))
+    if memory and memory.used > IN_USE:
+        yield finding("memory", f"{memory_size(memory.used)} are in use already", "nvidia-smi shows by which process")
+    if limit and usual and limit < usual:
+        yield finding(
+            "power",
+            f"limited to {limit / 1000:.0f} of {usual / 1000:.0f} W",
+            f"nvidia-smi -i {index} -pl {usual // 1000}",
+        )
+    if reasons := _throttled(nvml, ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0):
+        yield finding(
+            "clocks", f"lowered now: {reasons}", "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; look at cooling"
+        )
+    errors = ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+    if errors:
+        yield finding(
+            "ECC", f"{errors} uncorrected memory errors since the driver was loaded",
+            f"nvidia-smi -i {index} -r (or reboot); if they return, the card has to be replaced", broken=True,
+        )  # fmt: skip
+
+
+def _links(nvml: Any, ask: Callable[..., Any]) -> str:
+    states = [ask("nvmlDeviceGetNvLinkState", link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
+    active = sum(state == nvml.NVML_FEATURE_ENABLED for state in states)
+    return f"{active} NVLinks" if active else "no NVLink"
+
+
+def _throttled(nvml: Any, reasons: int) -> str:
+    kinds = {
+        "power cap": nvml.nvmlClocksThrottleReasonSwPowerCap,
+        "heat": nvml.nvmlClocksThrottleReasonSwThermalSlowdown | nvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+        "hardware brake": nvml.nvmlClocksThrottleReasonHwSlowdown | nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+    }
+    return ", ".join(kind for kind, bits in kinds.items() if reasons & bits)
+
+
+def _ask(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """None: this card, or this driver, does not say."""
+    try:
+        return function(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
+def _text(name: Any) -> str:
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+def _nvml() -> Any:
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:
+        return None

@@ -1,0 +1,270 @@
+"""Text from a model: tokens are drawn one after the other, for several texts at a time. docs/generate.md.
+
+for texts in generate(model, [[separator, *ids], ...], tokens=64, sampling=Sampling(top_p=0.9), end=separator):
+    ...                                    # after each token: texts[i].ids, texts[i].ended
+
+Sampling takes the temperature first, then the top_k likeliest tokens, then of these the fewest that have top_p of the
+probability together. A number between 0 and 1 picks among them as a place on a line of length 1 that tokens divide by
+their probability, likeliest first. So a text depends on its own numbers only, whatever is generated beside it.
+
+The cache has keys and values of the tokens so far, so that a new token costs one token's work. Prompts of any lengths
+are read in one pass, packed as documents: nothing is padded. After that every row has one token at a time, each at its
+own position, and slots that a row has not filled yet are masked.
+
+A text ends with the separator that would begin the next document, after as many tokens as were asked for, or at the
+context length: the model has never seen a later position.
+
+B rows, S slots of a row, N tokens of all prompts, H query heads, Hk key heads, G = H / Hk, D head_dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from fasttrain.model import Decoder
+from fasttrain_kernels import attention
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn."""
+
+    temperature: float = 0.8  # 0: always the likeliest
+    top_k: int = 40  # 0: all
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"generate: temperature {self.temperature} must be 0, for the likeliest token, or above")
+        if self.top_k < 0:
+            raise ValueError(f"generate: top_k {self.top_k} must be 0, for all tokens, or above")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"generate: top_p {self.top_p} must be above 0 and at most 1")
+
+    def numbers(self, samples: Sequence[int], tokens: int) -> Tensor:  # (B, tokens) float64 in [0, 1)
+        """For each text, by its own number as a sample: as many as it has tokens."""
+        return torch.stack([_uniform(f"{self.seed} {sample}", tokens) for sample in samples])
+
+    def draw(self, logits: Tensor, numbers: Tensor) -> Tensor:  # (B, V), (B,) -> (B,)
+        """A token for each row."""
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        V = logits.shape[-1]
+        scores, candidates = logits.double().topk(min(self.top_k or V, V))
+        shares = (scores / self.temperature).softmax(-1)
+        sums = shares.cumsum(-1)
+        kept = F.pad(sums[:, :-1], (1, 0)) < self.top_p  # those before it do not have enough yet
+        length = (shares * kept).sum(-1)
+        place = torch.searchsorted(sums, (numbers * length)[:, None], right=True)
+        return candidates.gather(-1, place.minimum(kept.sum(-1, keepdim=True) - 1))[:, 0]
+
+
+def _uniform(key: str, count: int) -> Tensor:
+    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:7])
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Cache:
+    """Of a batch of texts that a model continues."""
+
+    def __init__(self, model: Decoder, prompts: Sequence[Sequence[int]], *, slots: int) -> None:
+        self._model = model
+        self._device = model.cos.device
+        self._prompts = prompts
+        self._slots = slots
+        self._filled = [0] * len(prompts)  # slots of each row
+        self._kv: Tensor | None = None  # (layers, 2, B, S, Hk, D), when the dtype of the first keys is known
+
+    def prefill(self) -> Tensor:  # (B, V)
+        """Read the prompts; the logits of the token after each."""
+        lengths = [len(prompt) for prompt in self._prompts]
+        rows = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        ends = torch.tensor([0, *accumulate(lengths)])
+        tokens = torch.tensor([token for prompt in self._prompts for token in prompt])
+        rows, positions, ends, tokens = (x.to(self._device) for x in (rows, positions, ends, tokens))
+        self._filled = lengths
+        cu_seqlens = ends.int()
+        past = [_Prompts(self, layer, rows, positions, cu_seqlens) for layer in range(len(self._model.blocks))]
+        return self._model.logits(tokens[None], cu_seqlens, positions[None], past=past, places=ends[1:] - 1)
+
+    def step(self, tokens: Tensor) -> Tensor:  # (B,) -> (B, V)
+        """Add a token to each row; the logits of the one after. A row that is full changes its last token."""
+        places = [min(filled, self._slots - 1) for filled in self._filled]
+        self._filled = [place + 1 for place in places]
+        most = max(self._filled)
+        positions = torch.tensor(places, device=self._device)
+        alike = min(self._filled) == most
+        seen = None if alike else torch.arange(most, device=self._device) <= positions[:, None]
+        rows = torch.arange(len(places), device=self._device)
+        past = [_Tokens(self, layer, rows, positions, most, seen) for layer in range(len(self._model.blocks))]
+        return self._model.logits(tokens[:, None], None, positions[:, None], past=past)[:, 0]
+
+    def layer(self, layer: int, like: Tensor) -> Tensor:  # (..., Hk, D) -> (2, B, S, Hk, D)
+        if self._kv is None:
+            shape = (len(self._model.blocks), 2, len(self._prompts), self._slots, *like.shape[-2:])
+            self._kv = like.new_zeros(shape)  # zeros: what is masked must still be finite
+        return self._kv[layer]
+
+
+@dataclass(frozen=True)
+class _Prompts:
+    """All prompts in a row: each sees itself."""
+
+    cache: Cache
+    layer: int
+    rows: Tensor  # (N,)
+    positions: Tensor  # (N,)
+    cu_seqlens: Tensor  # (B + 1,)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (1, N, H, D), (1, N, Hk, D) twice -> (1, N, H, D)
+        keys, values = self.cache.layer(self.layer, k)
+        keys[self.rows, self.positions], values[self.rows, self.positions] = k[0], v[0]
+        return attention(q, k, v, cu_seqlens=self.cu_seqlens)
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """A token of each row, after those in the cache."""
+
+    cache: Cache
+    layer: int
+    rows: Tensor  # (B,)
+    positions: Tensor  # (B,)
+    most: int  # slots that any row has filled
+    seen: Tensor | None  # (B, most) bool; None: all
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (B, 1, H, D), (B, 1, Hk, D) twice -> (B, 1, H, D)
+        kv = self.cache.layer(self.layer, k)
+        kv[0, self.rows, self.positions], kv[1, self.rows, self.positions] = k[:, 0], v[:, 0]
+        keys, values = kv[:, :, : self.most].transpose(2, 3)  # (B, Hk, S, D)
+        # The G heads of a group are G queries of its one key head: keys are read once, and nothing is repeated.
+        grouped = q.reshape(len(q), keys.shape[1], -1, q.shape[-1])  # (B, Hk, G, D)
+        mask = None if self.seen is None else self.seen[:, None, None]
+        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).reshape(q.shape)
+
+
+@dataclass(kw_only=True)
+class Continuation:
+    """What a model makes of a prompt, so far. Whoever sets `ended` ends it."""
+
+    ids: list[int] = field(default_factory=list)
+    ended: str = ""  # "separator", "tokens" or "context"; empty: not yet
+
+
+def generate(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    *,
+    tokens: int,  # of each continuation, at most
+    sampling: Sampling,
+    samples: Sequence[int] | None = None,  # which sample of its prompt each is; None: the first
+    end: int | None = None,  # token that ends a text, and is not part of it
+    never: int | None = None,  # token that is not drawn
+    vocab: int | None = None,  # tokens that mean something; None: all rows of the embedding
+) -> Iterator[list[Continuation]]:
+    """The continuations after each token, until all have ended. Every rank has to call this.
+
+    The same weights, prompt and seed give the same text, whatever the other prompts are.
+    """
+    _check(model, prompts, tokens)
+    device = model.cos.device
+    numbers = sampling.numbers([0] * len(prompts) if samples is None else samples, tokens).to(device)
+    texts = [Continuation() for _ in prompts]
+    room = [min(tokens, model.sequence - len(prompt)) for prompt in prompts]
+    cache = Cache(model, prompts, slots=max(len(p) + n for p, n in zip(prompts, room, strict=True)))
+    training = model.training
+    model.eval()
+    try:
+        drawn = None
+        for step in range(max(room)):
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+                logits = (cache.prefill() if drawn is None else cache.step(drawn))[:, :vocab]
+                if never is not None:
+                    logits[:, never] = -torch.inf
+                drawn = sampling.draw(logits, numbers[:, step])
+            if dist.is_initialized():
+                dist.broadcast(drawn, 0)  # ranks on unlike hardware may disagree in the last digit
+            for text, token, most in zip(texts, drawn.tolist(), room, strict=True):
+                _add(text, token, end=end, tokens=tokens, most=most)
+            yield texts
+            if all(text.ended for text in texts):
+                return
+    finally:
+        model.train(training)
+
+
+def _add(text: Continuation, token: int, *, end: int | None, tokens: int, most: int) -> None:
+    if text.ended:
+        return
+    if token == end:
+        text.ended = "separator"
+        return
+    text.ids.append(token)
+    if len(text.ids) == most:
+        text.ended = "tokens" if most == tokens else "context"
+
+
+def _check(model: Decoder, prompts: Sequence[Sequence[int]], tokens: int) -> None:
+    if tokens < 1:
+        raise ValueError(f"generate: {tokens} tokens; ask for at least 1")
+    for prompt in prompts:
+        if not prompt:
+            raise ValueError("generate: the prompt is empty, and the data has no separator to begin with; write one")
+        if len(prompt) >= model.sequence:
+            raise ValueError(
+                f"generate: the prompt has {len(prompt)} tokens, and the model knows texts of {model.sequence} "
+                "(data.sequence of its run); shorten the prompt"
+            )
+
+
+_INCOMPLETE = "\ufffd"  # what a decoder makes of the first bytes of a character
+
+
+class TextStream:
+    """Text of tokens as they come. A character whose bytes are in several tokens appears with the last of them."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._begin = self._shown = 0  # a decoder may need a token before those to show: for the space between words
+
+    def add(self, ids: list[int]) -> str:
+        """What they add to the text, as far as it is complete."""
+        self._ids += ids
+        new = self._new()
+        if not new or new.endswith(_INCOMPLETE):
+            return ""
+        self._begin, self._shown = self._shown, len(self._ids)
+        return new
+
+    def rest(self) -> str:
+        """What is incomplete, at the end."""
+        return self._new()
+
+    def _new(self) -> str:
+        before, now = self._ids[self._begin : self._shown], self._ids[self._begin :]
+        return self._tokenizer.decode(now)[len(self._tokenizer.decode(before)) :]
+
+
+def continue_text(model: Decoder, tokenizer: Tokenizer, separator: int, prompt: str, *, tokens: int) -> str:
+    """The prompt, as the beginning of a document, and what the model makes of it. Every rank has to call this."""
+    known = tokenizer.encode(prompt, add_special_tokens=False).ids
+    known = known[-max(model.sequence - tokens - 1, 1) :]  # of a long one the end: this is no place for an error
+    prompts, vocab = [[separator, *known]], tokenizer.get_vocab_size()
+    *_, (text,) = generate(model, prompts, tokens=tokens, sampling=Sampling(), end=separator, vocab=vocab)
+    return tokenizer.decode(known + text.ids)

@@ -1,0 +1,245 @@
+"""All that a run's directory says of it: figures, validations, events, checkpoints, settings; and whether it runs,
+has finished, was stopped or has failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from fasttrain import config
+from fasttrain.checkpoint import Checkpoint, committed_paths
+from fasttrain.checkpoint.retention import quarantined
+from fasttrain.data.dataset import NAME as DATASET
+from fasttrain.events import ENDS, FAILURES, STARTS, Event, EventKind
+from fasttrain.flops import num_parameters
+from fasttrain.fs import is_locked
+from fasttrain.metrics import read_evaluations, read_events, read_validations
+from fasttrain.rundir import RunDir
+from fasttrain.tools.report.columns import Columns, columns_of
+
+_FRESH = 120.0  # seconds since its last line, for which a run counts as alive in any case
+
+
+class Clock:
+    """Hours of training: what lies between two processes of a run does not count."""
+
+    def __init__(
+        self,
+        starts: np.ndarray,  # when its processes began, ascending
+        moments: np.ndarray,  # when it wrote a line of any kind, ascending
+    ) -> None:
+        self._starts = starts if len(starts) else moments[:1]
+        last = np.searchsorted(moments, self._starts[1:], side="left") - 1  # of each process but the newest
+        ends = np.maximum(moments[np.maximum(last, 0)], self._starts[:-1])
+        self._before = np.concatenate([[0.0], np.cumsum(ends - self._starts[:-1])])  # seconds of earlier processes
+
+    def hours(self, moments: np.ndarray) -> np.ndarray:
+        process = np.maximum(np.searchsorted(self._starts, moments, side="right") - 1, 0)
+        return np.maximum(self._before[process] + moments - self._starts[process], 0) / 3600
+
+
+class CheckpointEntry(NamedTuple):
+    """A checkpoint on the disk."""
+
+    path: Path
+    step: int
+    time: float
+    bytes: int | None  # None: it cannot be read
+    loss: float | None
+    state: str  # committed: compared with what was meant when it was written; valid: now too; quarantined; corrupt
+    trouble: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """All that the directory of a run says of it, as it stands."""
+
+    path: Path
+    name: str
+    columns: Columns
+    validations: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
+    events: list[Event]
+    checkpoints: list[CheckpointEntry]
+    settings: dict[str, Any]  # key with dots and value, as in config.toml; empty: there is none
+    clock: Clock
+    metadata: dict[str, Any]  # parameters, hardware, ranks: as far as they are known
+
+    @property
+    def last_written(self) -> float:
+        """When it wrote its last line."""
+        return max([float(self.columns["time"][-1]), *(event.time for event in self.events)])
+
+
+def read_records(runs: Sequence[Path], *, verify: bool = False) -> list[RunRecord]:
+    """verify: read every file of every checkpoint."""
+    runs = list(dict.fromkeys(Path(run) for run in runs))
+    return [_read(run, name, verify=verify) for run, name in zip(runs, _names(runs), strict=True)]
+
+
+def catch_up(runs: Sequence[Path], *, patience: float) -> bool:
+    """Read of each run what is new, for about so many seconds; whether that was all."""
+    done = [columns_of(_metrics(Path(run))).refresh(patience=patience) for run in runs]
+    return all(done)
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Keys with dots."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _read(run: Path, name: str, *, verify: bool) -> RunRecord:
+    columns = columns_of(_metrics(run))
+    columns.refresh()
+    if not len(columns):
+        raise ValueError(f"{RunDir(run).metrics} has no step yet; wait for the first one")
+    events = [Event.of(line) for line in read_events(run)]
+    settings = _settings(run)
+    written = [columns["time"], *(gone["time"] for gone in columns.taken_back), [event.time for event in events]]
+    moments = np.concatenate([np.asarray(times, dtype=np.float64) for times in written])
+    starts = np.array(sorted(event.time for event in events if event.kind in STARTS))
+    return RunRecord(
+        path=run, name=name, columns=columns, events=events, settings=flat(settings),
+        validations=read_validations(run),
+        evaluations=read_evaluations(run),
+        checkpoints=_checkpoints(RunDir(run).checkpoints, verify=verify),
+        clock=Clock(starts, np.sort(moments[np.isfinite(moments)])),
+        metadata=_metadata(run, settings, events),
+    )  # fmt: skip
+
+
+def _metrics(run: Path) -> Path:
+    path = RunDir(run).metrics
+    if not run.is_dir():
+        raise FileNotFoundError(f"{run} {'is not a directory' if run.exists() else 'does not exist'}; name a run")
+    if not path.exists():
+        traces = (RunDir(run).config, RunDir(run).segments)
+        if any(trace.exists() for trace in traces):
+            raise ValueError(f"{run} has no {path.name} yet; wait for the first step")
+        raise ValueError(f"{run} is not the directory of a run: it has no {path.name}")
+    return path
+
+
+def _names(runs: list[Path]) -> list[str]:
+    """The last parts of each path, as many as it takes to tell the runs apart."""
+    paths = [run.resolve().parts for run in runs]
+    for length in range(1, max(map(len, paths), default=1) + 1):
+        names = ["/".join(parts[-length:]) for parts in paths]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(RunDir(run).config.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _checkpoints(directory: Path, *, verify: bool) -> list[CheckpointEntry]:
+    found = [_saved(path, "valid" if verify else "committed", verify=verify) for path in committed_paths(directory)]
+    found += [_saved(path, "quarantined", verify=verify) for path in quarantined(directory)]
+    return sorted(found, key=lambda saved: saved.step)
+
+
+def _saved(path: Path, state: str, *, verify: bool) -> CheckpointEntry:
+    """state: of one that nothing is wrong with."""
+    step, time = int(re.findall(r"step-(\d+)", path.name)[0]), 0.0
+    try:
+        time = os.stat(path).st_mtime
+        checkpoint = Checkpoint.read(path)
+        if verify:
+            checkpoint.verify()
+    except Exception as error:  # whatever the disk does, it is this checkpoint that has it
+        trouble = str(error).removeprefix("checkpoint: ").removesuffix("; resume from an earlier one")
+        return CheckpointEntry(path, step, time, None, None, "corrupt", trouble)
+    return CheckpointEntry(path, checkpoint.step, time, checkpoint.bytes, checkpoint.loss, state)
+
+
+def _metadata(run: Path, settings: dict[str, Any], events: list[Event]) -> dict[str, Any]:
+    """What its last start says; what that does not say, as far as files tell."""
+    metadata: dict[str, Any] = {}
+    for event in events:
+        if event.kind in STARTS:
+            metadata |= event.evidence
+    try:
+        segment = json.loads(RunDir(run).segments.read_text().splitlines()[-1])
+        metadata.setdefault("world_size", segment["dp_size"])
+    except (OSError, ValueError, LookupError):
+        segment = {}
+    if "parameters" not in metadata:
+        # Settings of another version, or data that is gone: then they are not known.
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            metadata["parameters"] = _parameters(settings["model"], segment)
+    return metadata
+
+
+def _parameters(model: dict[str, Any], segment: dict[str, Any]) -> int:
+    known = {field.name for field in dataclasses.fields(config.ModelConfig)}
+    vocab = model["vocab"]
+    if vocab == "None":  # of the data, as a run rounds it up
+        data = segment["data"]
+        path = data["path"] or next(iter(data["mixture"].values()))["path"]
+        vocab = -(-json.loads((Path(path) / DATASET).read_text())["vocab"] // 64) * 64
+    settings = config.ModelConfig(**{key: value for key, value in model.items() if key in known} | dict(vocab=vocab))
+    return num_parameters(settings, vocab).total
+
+
+class RunState(NamedTuple):
+    name: Literal["running", "finished", "stopped", "failed"]
+    reason: str = ""
+
+
+def state_of(record: RunRecord, *, running: bool | None = None, now: float | None = None) -> RunState:
+    """running: whoever asks knows it; None: find out."""
+    done, planned = int(record.columns["step"][-1]), record.settings.get("batch.steps")
+    since = _since_start(record.events)
+    if running is None:
+        running = _is_alive(record, since, done, planned, time.time() if now is None else now)
+    if running:
+        return RunState("running")
+    for event in reversed(since):
+        if event.kind in FAILURES or (event.kind == EventKind.FAILED_SAVE and event.step >= done):
+            return RunState("failed", event.text)
+        if event.kind in ENDS:
+            return RunState("finished" if event.kind == EventKind.FINISH else "stopped", event.text)
+    if planned is not None and done >= planned:
+        return RunState("finished")
+    moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.last_written))
+    return RunState("failed", f"no word since {moment}: killed, or crashed")
+
+
+def _since_start(events: list[Event]) -> list[Event]:
+    """What the newest process of the run has said."""
+    first = max((place for place, event in enumerate(events) if event.kind in STARTS), default=0)
+    return events[first:]
+
+
+def _is_alive(record: RunRecord, since: list[Event], done: int, planned: int | None, now: float) -> bool:
+    """A lock that is held says yes. One that is free says nothing: the run may be on another machine."""
+    if is_locked(RunDir(record.path).lock):
+        return True
+    if any(event.kind in ENDS for event in since) or (planned is not None and done >= planned):
+        return False
+    intervals = np.diff(record.columns["time"][-50:])
+    usual = float(np.median(intervals)) if len(intervals) else 0.0
+    return now - record.last_written < _FRESH + 20 * usual
