@@ -7,10 +7,10 @@ import statistics
 import time
 
 import pytest
+from fasttrain.allocator import keep_freed_memory
 
 from bench.figures import rate, ratio, seconds
-from fasttrain.allocator import keep_freed_memory
-from fasttrain.data import Batches, Component, Dataset, Prefetcher, standard_library
+from fasttrain.data import Batches, Dataset, MixtureComponent, Prefetcher, standard_library
 
 BUILD_SECONDS = 15  # by the clock, on 2 cores
 FIRST_BATCH_SECONDS = 0.1
@@ -64,7 +64,11 @@ def test_batches_are_made_far_faster_than_anyone_trains(built, report):
 
 def test_a_mixture_is_as_fast(built, report):
     stream = Dataset(built[0]).split("train")
-    mixture = [Component("half", stream, 0.5), Component("third", stream, 0.3, 100), Component("rest", stream, 0.2)]
+    mixture = [
+        MixtureComponent("half", stream, 0.5),
+        MixtureComponent("third", stream, 0.3, 100),
+        MixtureComponent("rest", stream, 0.2),
+    ]
     table = {}
     for sequences, sequence in SHAPES:
         row = table[f"{sequences} x {sequence}"] = {}

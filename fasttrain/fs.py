@@ -20,6 +20,7 @@ DISK_SLACK = 1.02  # file systems round up, and small files come on top
 DISK_RESERVE = 64 * 2**20  # bytes to leave: metrics and events are written to the same place
 
 StatVfs = Callable[[Path], os.statvfs_result]
+_held: set[int] = set()  # descriptors of the locks of this process, which a forked child inherits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +90,13 @@ class HashedFile(io.BufferedWriter):
         finally:
             super().close()
 
+    def finish(self) -> FileChecksum:
+        """Close the file; its checksum."""
+        self.close()
+        return self.checksum()
+
     def checksum(self) -> FileChecksum:
-        """Of what has been written."""
+        """The checksum of what has been written."""
         return FileChecksum(name=self._path.name, size=self._size, sha256=self._sha256.hexdigest())
 
 
@@ -111,8 +117,11 @@ def sync(path: Path) -> None:
 
 
 def write_file(path: Path, texts: Iterable[str]) -> FileChecksum:
-    """Write a file: whoever opens it, now or after a crash, has the former content or this one, whole."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    """Write a file: whoever opens it, now or after a crash, has the former content or this one, whole.
+
+    One process at a time. What a killed one leaves beside it, the next one replaces.
+    """
+    partial = path.with_name(f".{path.name}.partial")
     try:
         with HashedFile(partial, keep=0, buffer=2**20) as file:
             for text in texts:
@@ -124,12 +133,17 @@ def write_file(path: Path, texts: Iterable[str]) -> FileChecksum:
     return replace(file.checksum(), name=path.name)
 
 
-@contextmanager
-def new_directory(out: Path) -> Iterator[Path]:
-    """Where to write a directory that is there whole or not at all: hidden beside it, renamed at the end."""
+def check_is_new(out: Path) -> None:
+    """Raise if there is something where a directory is to be written."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         state = "is not empty" if out.is_dir() else "is a file"
         raise ValueError(f"{out} {state}; choose another --out, or delete it first")
+
+
+@contextmanager
+def new_directory(out: Path) -> Iterator[Path]:
+    """Where to write a directory that is there whole or not at all: hidden beside it, renamed at the end."""
+    check_is_new(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial, taken = out.parent / f".{out.resolve().name}.partial", f"another process is writing {out}"
     if partial.exists():  # of a process that was killed
@@ -150,11 +164,12 @@ def new_directory(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def exclusive_lock(path: Path, taken: str | None) -> Iterator[None]:
-    """Hold a lock on a directory, or on a file that is made for it, where the file system has locks.
+def exclusive_lock(path: Path, taken: str | None) -> Iterator[bool]:
+    """Hold a lock on a directory, or on a file that is made for it; False where the file system has no locks.
 
     The system frees the lock of a process that dies. taken: the error if another process holds it; None: wait for it.
     """
+    locked = True
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -163,11 +178,20 @@ def exclusive_lock(path: Path, taken: str | None) -> Iterator[None]:
         os.close(lock)
         raise ValueError(f"{taken}; wait for it, or choose another directory") from None
     except OSError:  # a file system without locks
-        pass
+        locked = False
+    _held.add(lock)
     try:
-        yield
+        yield locked
     finally:
+        _held.discard(lock)
         os.close(lock)
+
+
+def close_inherited_locks() -> None:
+    """Leave the locks to the parent, in a forked child: they are free once the parent ends, even if it is killed."""
+    for lock in _held:
+        os.close(lock)
+    _held.clear()
 
 
 def is_locked(path: Path) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fasttrain.data.batch import IGNORED, Batch
-from fasttrain.data.batches import Batches, Component, DataCursor, Skip
+from fasttrain.data.batches import IGNORED, Batch, Batches, DataCursor, MixtureComponent, Prefetcher, Skip
 from fasttrain.data.corpus import standard_library
 from fasttrain.data.dataset import Dataset
 from fasttrain.data.datasets import (
@@ -15,31 +14,12 @@ from fasttrain.data.datasets import (
     tokenizers_differ,
     training_data,
 )
-from fasttrain.data.formats import Described, ForeignDataset
-from fasttrain.data.prefetch import Prefetcher
+from fasttrain.data.formats import Described, ExternalDataset
 from fasttrain.data.stream import TokenStream
 from fasttrain.data.writer import DatasetWriter, holds_out
 
 __all__ = [
-    "IGNORED",
-    "AnyDataset",
-    "Batch",
-    "Batches",
-    "Component",
-    "DataCursor",
-    "Dataset",
-    "DatasetWriter",
-    "Described",
-    "ForeignDataset",
-    "Prefetcher",
-    "Skip",
-    "TokenStream",
-    "TrainingData",
-    "described_by",
-    "holds_out",
-    "open_data",
-    "open_dataset",
-    "standard_library",
-    "tokenizers_differ",
-    "training_data",
-]
+    "IGNORED", "AnyDataset", "Batch", "Batches", "DataCursor", "Dataset", "DatasetWriter", "Described",
+    "ExternalDataset", "MixtureComponent", "Prefetcher", "Skip", "TokenStream", "TrainingData", "described_by",
+    "holds_out", "open_data", "open_dataset", "standard_library", "tokenizers_differ", "training_data",
+]  # fmt: skip

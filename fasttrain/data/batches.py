@@ -1,9 +1,14 @@
 """The batch of a step: a pure function of dataset, seed, step and global batch. There is no loader state to save.
 
-The stream is cut into samples of T + 1 tokens at every T-th token: inputs are the first T, targets the last T, and
+The stream is split into samples of T + 1 tokens at every T-th token: inputs are the first T, targets the last T, and
 neighbours share a token, so that each token is a target once per epoch (but the first, and fewer than T at the end).
-The samples of a step, in the order of order.py, are dealt out to ranks in contiguous slices, so that their union does
-not depend on the number of ranks. Of several datasets, mixture.py says which one each sample of the run comes from.
+The samples of a step, in the order of order.py, are dealt out to data-parallel ranks in contiguous slices, so that
+their union does not depend on the number of ranks.
+
+With a document mask, a document is visible to itself only. cu_seqlens says where documents begin in the flattened
+batch; a sample begins one as well. Positions restart at 0 with each. The last token of a document has the next
+document's first token as its target: that is the separator, the right thing to predict at the end of a text whichever
+document follows. Where a dataset has no separator there, nothing could predict the target, and it is IGNORED.
 
 B samples, T tokens of a sample, N documents.
 """
@@ -11,24 +16,78 @@ B samples, T tokens of a sample, N documents.
 from __future__ import annotations
 
 import hashlib
+import time
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fasttrain.data.batch import IGNORED, Batch
-from fasttrain.data.mixture import Mixture, Part
-from fasttrain.data.order import places_of, samples_at, samples_of_several
+from fasttrain.data.order import Mixture, MixturePart, places_of, samples_at, samples_of_several
 from fasttrain.data.stream import TokenStream
 
-TOGETHER = 512  # samples whose order is computed at a time: of so many, it costs a microsecond for four
+IGNORED = -100  # a target without a loss: the ignore_index of linear_cross_entropy and of PyTorch
+ORDER_BATCH = 512  # samples whose order is computed at a time: of so many, it costs a microsecond for four
+
+Item = TypeVar("Item")
 
 
-class Component(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A data-parallel rank's share of a step, or a micro-batch of it."""
+
+    components: np.ndarray  # (B,) int64: from which dataset, by its number in the mixture
+    samples: np.ndarray  # (B,) int64: sample s is tokens [s * T, s * T + T] of that dataset's stream
+    tokens: Tensor  # (B, T) int64
+    targets: Tensor  # (B, T) int64
+    positions: Tensor | None  # (B, T) int32
+    cu_seqlens: Tensor | None  # (N + 1,) int32
+
+    def split(self, rows: int) -> list[Batch]:
+        """Micro-batches of `rows` samples each."""
+        B, T = self.tokens.shape
+        if B % rows:
+            raise ValueError(f"data: {B} sequences of a rank do not divide into micro-batches of {rows}")
+        return [self._rows(first, first + rows, T) for first in range(0, B, rows)]
+
+    def pin_memory(self) -> Batch:
+        """Copy to memory that a GPU can read while both sides continue."""
+        return self._apply(Tensor.pin_memory)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """Copy to `device`; the host does not wait for the copy where memory is pinned."""
+        return self._apply(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _rows(self, first: int, stop: int, T: int) -> Batch:
+        cu_seqlens = self.cu_seqlens
+        if cu_seqlens is not None:  # every row begins a document, so that both ends are among the elements
+            begin, end = torch.searchsorted(cu_seqlens, torch.tensor([first * T, stop * T], dtype=torch.int32)).tolist()
+            cu_seqlens = cu_seqlens[begin : end + 1] - first * T
+        return Batch(
+            components=self.components[first:stop],
+            samples=self.samples[first:stop],
+            tokens=self.tokens[first:stop],
+            targets=self.targets[first:stop],
+            positions=None if self.positions is None else self.positions[first:stop],
+            cu_seqlens=cu_seqlens,
+        )
+
+    def _apply(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        return replace(
+            self,
+            tokens=change(self.tokens),
+            targets=change(self.targets),
+            positions=None if self.positions is None else change(self.positions),
+            cu_seqlens=None if self.cu_seqlens is None else change(self.cu_seqlens),
+        )
+
+
+class MixtureComponent(NamedTuple):
     """A dataset of the mixture that a run trains on."""
 
     name: str
@@ -54,7 +113,7 @@ class DataCursor:
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> DataCursor:
-        """From what JSON makes of asdict(cursor)."""
+        """Read what JSON makes of asdict(cursor)."""
         return cls(**{**metadata, "skips": tuple(Skip(*skip) for skip in metadata["skips"])})
 
 
@@ -63,7 +122,7 @@ class Batches:
 
     def __init__(
         self,
-        data: TokenStream | Sequence[Component],
+        data: TokenStream | Sequence[MixtureComponent],
         *,
         sequence: int,  # T
         sequences: int,  # of a step, over all ranks
@@ -77,7 +136,7 @@ class Batches:
             raise ValueError(f"data: {sequences} sequences of a step do not divide among {dp_size} ranks")
         if seed < 0:
             raise ValueError(f"data: seed ({seed}) must not be negative")
-        self.components = [Component("", data)] if isinstance(data, TokenStream) else list(data)
+        self.components = [MixtureComponent("", data)] if isinstance(data, TokenStream) else list(data)
         self.sizes = [_samples_of(component, sequence) for component in self.components]
         """Samples of each component's epoch."""
         self._separator = self.components[0].stream.separator  # components have the same tokenizer
@@ -91,7 +150,7 @@ class Batches:
             seed=seed,
         )
         self._sequence, self._document_mask, self._cursor = sequence, document_mask, cursor
-        self._sequences, self._share, self._rank = sequences, sequences // dp_size, dp_rank
+        self._sequences, self._share, self._dp_rank = sequences, sequences // dp_size, dp_rank
         self._rows: dict[int, Rows] = {}
 
     def at(self, step: int) -> Batch:
@@ -119,17 +178,17 @@ class Batches:
         return rows[step]
 
     def _rows_from(self, step: int) -> dict[int, Rows]:
-        """Of a few steps: together they take little longer than one."""
-        stop = step + max(TOGETHER // self._share, 1)
+        """The rows of a few steps: together they take little longer than one."""
+        stop = step + max(ORDER_BATCH // self._share, 1)
         steps = range(step, stop if self.end is None else max(min(stop, self.end), step + 1))
-        firsts = (self._first_sample(step) + self._rank * self._share for step in steps)
+        firsts = (self._first_sample(step) + self._dp_rank * self._share for step in steps)
         components, numbers = map(np.concatenate, zip(*(self._mixture.at(n, self._share) for n in firsts), strict=True))
         if len(self.components) == 1:
             samples = samples_at(numbers, size=self.sizes[0], seed=self._seeds[0])
         else:
             samples = samples_of_several(components, numbers, sizes=self.sizes, seeds=self._seeds)
-        pieces = zip(np.split(components, len(steps)), np.split(samples, len(steps)), strict=True)
-        return dict(zip(steps, (Rows(*piece) for piece in pieces), strict=True))
+        split = zip(np.split(components, len(steps)), np.split(samples, len(steps)), strict=True)
+        return dict(zip(steps, (Rows(*rows) for rows in split), strict=True))
 
     def steps_of(self, component: int, sample: int, stop: int) -> Iterator[tuple[int, int]]:
         """Where a sample comes before step `stop`: the steps, and the row in all ranks' batches one after the other."""
@@ -210,11 +269,11 @@ class Rows(NamedTuple):
 
 
 def seed_of(seed: int, name: str) -> int:
-    """Of a component's own order; its name decides, so that components come and go without disturbing others."""
+    """The seed of a component's own order; its name decides, so that others can come and go."""
     return seed if not name else int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little")
 
 
-def _samples_of(component: Component, sequence: int) -> int:
+def _samples_of(component: MixtureComponent, sequence: int) -> int:
     name, stream = component.name, component.stream
     size = (len(stream) - 1) // sequence
     if not size:
@@ -225,9 +284,9 @@ def _samples_of(component: Component, sequence: int) -> int:
     return size
 
 
-def _part(component: Component, size: int, *, used: int) -> Part:
+def _part(component: MixtureComponent, size: int, *, used: int) -> MixturePart:
     weight, epochs = Fraction(str(component.weight)), Fraction(str(component.epochs))  # 0.3 is 3/10
-    return Part(weight, limit=int(epochs * size) if epochs else None, used=used)
+    return MixturePart(weight, limit=int(epochs * size) if epochs else None, used=used)
 
 
 def _documents(B: int, T: int, boundaries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # -> (B, T), (N + 1,)
@@ -235,3 +294,51 @@ def _documents(B: int, T: int, boundaries: np.ndarray) -> tuple[np.ndarray, np.n
     cu_seqlens = np.unique(np.concatenate([np.arange(0, B * T + 1, T), boundaries])).astype(np.int32)
     positions = np.arange(B * T, dtype=np.int32) - np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
     return positions.reshape(B, T), cu_seqlens
+
+
+class Prefetcher(Generic[Item]):
+    """`at(step)`, as `read(step)` gives it, with the `ahead` steps after it read by a background thread.
+
+    Reading and copying release the interpreter's lock.
+    Steps may come in any order: what was read for steps no longer ahead is dropped. An error of `read` is raised by the
+    `at` of its own step. Use as a context, or call close().
+    """
+
+    def __init__(self, read: Callable[[int], Item], *, ahead: int, stop: int | None = None) -> None:
+        """stop: read nothing ahead from this step on."""
+        self._read, self._ahead, self._stop = read, ahead, stop
+        self._pending: dict[int, Future[Item]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fasttrain-prefetch")
+        self.waited = 0.0
+        """Seconds that the last `at` took: the time that a step waited for data."""
+
+    def at(self, step: int) -> Item:
+        begin = time.perf_counter()
+        last = step + self._ahead if self._stop is None else min(step + self._ahead, self._stop - 1)
+        wanted = range(step, max(step, last) + 1)
+        for number in [number for number in self._pending if number not in wanted]:
+            self._pending.pop(number).cancel()
+        for number in wanted:
+            if number not in self._pending:
+                self._pending[number] = self._thread.submit(self._read, number)
+        try:
+            return self._pending.pop(step).result()
+        finally:
+            self.waited = time.perf_counter() - begin
+
+    def forget(self) -> None:
+        """Drop what was read ahead, because steps have other batches from now on."""
+        for future in self._pending.values():
+            future.cancel()
+        self._pending.clear()
+
+    def close(self) -> None:
+        """Stop reading; returns once the thread has ended."""
+        self._thread.shutdown(cancel_futures=True)
+        self._pending.clear()
+
+    def __enter__(self) -> Prefetcher[Item]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

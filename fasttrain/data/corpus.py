@@ -6,37 +6,37 @@ decides about its content: the version of Python, the size of the vocabulary, an
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import shutil
 import sysconfig
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
-from fasttrain.data.manifest import PARTIAL
-from fasttrain.data.prepare.encoder import Encoder
-from fasttrain.data.prepare.tokenizer import trained_on
-from fasttrain.data.sources import SourceFile
+from fasttrain.data.dataset import PARTIAL, SourceFile
+from fasttrain.data.prepare.tokenizer import Encoder, trained_on
 from fasttrain.data.writer import DatasetWriter, holds_out
+from fasttrain.fs import exclusive_lock
 
 RECIPE = 2  # of everything below: a change that changes a file takes the next number
 VOCAB = 4096
 VALIDATION = 0.03  # share of the documents
 # encodings: tables of characters
-LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings"}
-TRAINED_ON = 4  # the tokenizer sees every fourth document: all of them take 6x the time for 1.4% fewer tokens
+EXCLUDED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings"}
+TOKENIZER_EVERY = 4  # the tokenizer sees every fourth document: all of them take 6x the time for 1.4% fewer tokens
 
 
 def standard_library(cache: Path | None = None, *, sources: Path | None = None) -> Path:
     """The directory of the default dataset in `cache`, built if need be from the .py files below `sources`."""
     path = standard_library_path(cache)
     if not path.exists():
-        with _alone(path):  # the other processes of a run wait here, then find it
+        lock = path.with_name(path.name + ".lock")
+        with exclusive_lock(lock, None) as locked:  # the other processes of a run wait here, then find it
+            for partial in path.parent.glob(f".{path.name}{PARTIAL}*") if locked else ():  # of processes that died
+                shutil.rmtree(partial, ignore_errors=True)
             if not path.exists():
                 with suppress(FileExistsError):  # without locks, others may be faster: what they made is the same
                     _build(path, sources or Path(sysconfig.get_path("stdlib")))
@@ -57,17 +57,17 @@ def _build(path: Path, sources: Path) -> None:
         )
     console = Console(stderr=True)
     console.print(f"preparing the default dataset, once: {path}", highlight=False, soft_wrap=True)
-    vocabulary = trained_on([text for _, text in texts[::TRAINED_ON]], VOCAB)
+    tokenizer = trained_on([text for _, text in texts[::TOKENIZER_EVERY]], VOCAB)
     writer = DatasetWriter(
         path,
-        tokenizer=vocabulary.json,
-        vocab=vocabulary.size,
-        separator=vocabulary.separator,
+        tokenizer=tokenizer.json,
+        vocab=tokenizer.size,
+        separator=tokenizer.separator,
         source=f"the standard library of Python {platform.python_version()}, {sources}",
         files=[_source_file(file) for file, _ in texts],
     )
     dtype = np.dtype(np.int64)
-    tokens = Encoder(vocabulary, dtype).encode([text for _, text in texts])
+    tokens = Encoder(tokenizer, dtype).encode([text for _, text in texts])
     with writer:
         for number, ((_, text), ids) in enumerate(zip(texts, tokens, strict=True)):
             data = text.encode()
@@ -76,10 +76,10 @@ def _build(path: Path, sources: Path) -> None:
 
 
 def _texts(sources: Path) -> list[tuple[Path, str]]:
-    """What is not empty and UTF-8, in the order of the paths."""
+    """All files that are not empty and UTF-8, in the order of the paths."""
     relative = (p.relative_to(sources) for p in sources.rglob("*.py"))
     texts = []
-    for path in sorted((p for p in relative if not LEFT_OUT & set(p.parts)), key=Path.as_posix):
+    for path in sorted((p for p in relative if not EXCLUDED & set(p.parts)), key=Path.as_posix):
         try:
             text = (sources / path).read_bytes().decode()
         except UnicodeDecodeError:
@@ -92,15 +92,3 @@ def _texts(sources: Path) -> list[tuple[Path, str]]:
 def _source_file(path: Path) -> SourceFile:
     state = path.stat()
     return SourceFile(path=path, size=state.st_size, mtime_ns=state.st_mtime_ns)
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One process at a time, where the file system has locks; the system frees that of a process that dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_name(path.name + ".lock"), "w") as lock:
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            for partial in path.parent.glob(f".{path.name}{PARTIAL}*"):  # of processes that died: this one is alone
-                shutil.rmtree(partial, ignore_errors=True)
-        yield

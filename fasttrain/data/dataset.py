@@ -1,19 +1,230 @@
-"""A prepared dataset: a directory of token shards, document indices, a tokenizer and dataset.json."""
+"""A prepared dataset: a directory of token shards, document indices, a tokenizer and dataset.json.
+
+dataset.json says what the other files are; docs/data.md explains the format. A record for each document, and the list
+of the files that records name, say where documents came from.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fasttrain.data.manifest import Manifest
-from fasttrain.data.sources import RECORD, Source, SourceFile, read_files, read_source
 from fasttrain.data.stream import TokenStream
+from fasttrain.fs import FileChecksum
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+FORMAT = "fasttrain dataset"
+VERSION = 1
+NAME = "dataset.json"
+REMEDY = "copy it again, or prepare the dataset again"
+PARTIAL = ".partial-"  # in the name of a directory that a writer has not finished
+
+
+@contextmanager
+def with_remedy() -> Iterator[None]:
+    """Add what to do to the errors of a file that is not what was prepared."""
+    try:
+        yield
+    except (FileNotFoundError, ValueError) as error:
+        raise type(error)(f"dataset: {error}; {REMEDY}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """A stream of tokens, over several files, and where its documents end."""
+
+    tokens: int
+    documents: int
+    bytes: int  # of text, before it became tokens
+    shards: tuple[FileChecksum, ...]
+    index: FileChecksum
+    sources: FileChecksum | None = None  # where each document came from: an array of RECORD
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The content of dataset.json."""
+
+    source: str  # where the text came from, for people
+    dtype: str  # of a token on disk: uint16 or uint32
+    vocab: int
+    separator: int
+    tokenizer: FileChecksum
+    splits: dict[str, Split]
+    sources: FileChecksum | None = None  # the files that documents came from
+    report: FileChecksum | None = None  # the documents that were dropped, and why
+    dropped: dict[str, int] | None = None  # how many, by reason
+
+    def dump(self) -> str:
+        return json.dumps(dict(format=FORMAT, version=VERSION) | _stated(asdict(self)), indent=1) + "\n"
+
+    def without_origin(self) -> Manifest:
+        """A manifest that is equal for equal data, wherever it came from."""
+        splits = {name: replace(split, sources=None) for name, split in self.splits.items()}
+        return replace(self, source="", sources=None, report=None, dropped=None, splits=splits)
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest:
+        """Raise an error that says what is wrong, and what to do, unless `directory` holds a finished dataset."""
+        path = directory / NAME
+        if PARTIAL in directory.name:  # it may have everything but its name
+            raise ValueError(
+                f"dataset: {directory} was never finished: its preparation stopped early; prepare it again"
+            )
+        try:
+            text = path.read_text("utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            raise _not_a_dataset(directory) from None
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"dataset: {path} is corrupt ({error}); {REMEDY}") from None
+        if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+            raise ValueError(f'dataset: {path} does not say "format": "{FORMAT}", so another program has written it')
+        version = found.pop("version", None)
+        if version != VERSION:
+            raise ValueError(
+                f"dataset: {path} has version {version}, this fasttrain reads version {VERSION}; prepare the dataset "
+                "again, or use the fasttrain that wrote it"
+            )
+        try:
+            manifest = _parsed(found)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"dataset: {path} is corrupt ({error}); {REMEDY}") from None
+        manifest._check(directory)
+        return manifest
+
+    def files(self) -> list[FileChecksum]:
+        shards = [file for split in self.splits.values() for file in (*split.shards, split.index, split.sources)]
+        return [file for file in (self.tokenizer, self.sources, self.report, *shards) if file]
+
+    def _check(self, directory: Path) -> None:
+        """Compare sizes: nothing but directory entries is read, whatever the size of the dataset."""
+        with with_remedy():
+            for file in self.files():
+                file.check_size(directory)
+        width = {"uint16": 2, "uint32": 4}.get(self.dtype)
+        for name, split in self.splits.items():
+            written = sum(shard.size for shard in split.shards)
+            if split.sources and split.sources.size != RECORD.itemsize * split.documents:
+                raise ValueError(
+                    f"dataset: {directory / NAME} contradicts itself: {name} has {split.documents} documents, and "
+                    f"{split.sources.size} bytes of sources; {REMEDY}"
+                )
+            if width is None or written != width * split.tokens or split.index.size != 8 * split.documents:
+                raise ValueError(
+                    f"dataset: {directory / NAME} contradicts itself: {name} has {split.tokens} tokens of {self.dtype} "
+                    f"in {written} bytes, {split.documents} documents in {split.index.size} bytes; {REMEDY}"
+                )
+
+
+def _parsed(found: dict[str, Any]) -> Manifest:
+    splits = {
+        name: Split(
+            **split | dict(shards=tuple(FileChecksum(**s) for s in split["shards"])) | _files(split, "index", "sources")
+        )
+        for name, split in found["splits"].items()
+    }
+    return Manifest(**found | _files(found, "tokenizer", "sources", "report") | dict(splits=splits))
+
+
+def _files(found: dict[str, Any], *names: str) -> dict[str, FileChecksum]:
+    return {name: FileChecksum(**found[name]) for name in names if name in found}
+
+
+def _stated(value: Any) -> Any:
+    """Remove what is None: a dataset that has no sources does not mention them."""
+    if isinstance(value, dict):
+        return {key: _stated(inner) for key, inner in value.items() if inner is not None}
+    return value
+
+
+def _not_a_dataset(directory: Path) -> Exception:
+    if not directory.exists():
+        return FileNotFoundError(
+            f"dataset: {directory} does not exist; name a prepared dataset, or none for Python's standard library"
+        )
+    if not directory.is_dir():
+        return ValueError(f"dataset: {directory} is a file; name the directory that holds {NAME}")
+    return ValueError(f"dataset: {directory} has no {NAME}: no dataset, or copied in part; copy it again")
+
+
+# offset, line and size are those of DocumentSource; line 0: a row of a Parquet file
+RECORD = np.dtype([("offset", "<u8"), ("line", "<u8"), ("file", "<u4"), ("size", "<u4")])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFile:
+    """A line of sources.jsonl: a file as it was when it was prepared."""
+
+    path: Path
+    size: int
+    mtime_ns: int
+
+    def dump(self) -> str:
+        return json.dumps(dict(path=str(self.path), size=self.size, mtime_ns=self.mtime_ns)) + "\n"
+
+    def is_unchanged(self) -> bool:
+        """Whether the file is still there, with the size and the time of then."""
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return False
+        return (found.st_size, found.st_mtime_ns) == (self.size, self.mtime_ns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentSource:
+    """The place of a document's text."""
+
+    file: SourceFile
+    offset: int  # in bytes, in the decompressed content of the file; of a Parquet file, the row, from 0
+    size: int  # in bytes: of the text, or of the line of a JSONL file
+    line: int | None  # from 1; None for a row of a Parquet file
+
+    def __str__(self) -> str:
+        return f"{self.file.path}, row {self.offset}" if self.line is None else f"{self.file.path}:{self.line}"
+
+
+def read_files(files: Path) -> list[SourceFile]:
+    """All lines of sources.jsonl."""
+    with open(files, encoding="utf-8") as lines:
+        return [_file(line) for line in lines]
+
+
+def read_source(
+    records: Path,  # NAME.sources, an array of RECORD
+    files: Path,  # sources.jsonl
+    document: int,
+) -> DocumentSource:
+    """Read one record, and the list of files up to the one that it names."""
+    with open(records, "rb") as file:
+        file.seek(document * RECORD.itemsize)
+        record = np.frombuffer(file.read(RECORD.itemsize), RECORD)[0]
+    with open(files, encoding="utf-8") as lines:
+        found = _file(next(islice(lines, int(record["file"]), None)))
+    return DocumentSource(
+        file=found,
+        offset=int(record["offset"]),
+        size=int(record["size"]),
+        line=int(record["line"]) or None,
+    )
+
+
+def _file(line: str) -> SourceFile:
+    found = json.loads(line)
+    return SourceFile(**found | dict(path=Path(found["path"])))
 
 
 class Dataset:
@@ -74,7 +285,7 @@ class Dataset:
         split = self.manifest.splits[name]
         return split.bytes / split.tokens
 
-    def source(self, name: str, document: int) -> Source | None:
+    def source(self, name: str, document: int) -> DocumentSource | None:
         """The file and place that a document of a split came from; None if the dataset does not know."""
         split = self.manifest.splits[name]
         if not 0 <= document < split.documents:
@@ -88,7 +299,7 @@ class Dataset:
         return [] if self.manifest.sources is None else read_files(self.path / self.manifest.sources.name)
 
     def source_records(self, name: str) -> np.ndarray:  # (documents,) RECORD
-        """Of every document of a split, its place in one of these files."""
+        """The place of every document of a split in one of these files."""
         file = self.manifest.splits[name].sources
         return np.empty(0, RECORD) if file is None else np.memmap(self.path / file.name, RECORD, "r")
 
@@ -96,12 +307,14 @@ class Dataset:
         """The tokenizer that made the tokens, verified."""
         from tokenizers import Tokenizer
 
-        self.manifest.tokenizer.check_content(self.path)
+        with with_remedy():
+            self.manifest.tokenizer.check(self.path)
         return Tokenizer.from_file(str(self.path / self.manifest.tokenizer.name))
 
     def verify(self, most: int | None = None) -> None:
         """Compare every file with its checksum. Reads everything, or nothing if that is more than `most` bytes."""
         files = self.manifest.files()
         if most is None or sum(file.size for file in files) <= most:
-            for file in files:
-                file.check_content(self.path)
+            with with_remedy():
+                for file in files:
+                    file.check(self.path)

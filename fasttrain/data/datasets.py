@@ -8,27 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fasttrain.data.batches import Component
+from fasttrain.data.batches import MixtureComponent
 from fasttrain.data.corpus import standard_library
 from fasttrain.data.dataset import Dataset
-from fasttrain.data.formats import NO_SEPARATOR, Described, ForeignDataset, open_foreign
+from fasttrain.data.formats import NO_SEPARATOR, Described, ExternalDataset, open_external
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from fasttrain import config
 
-AnyDataset = Dataset | ForeignDataset
+AnyDataset = Dataset | ExternalDataset
 
 
 def open_dataset(
     path: Path | None = None,
     described: Described = Described(),  # noqa: B008  (frozen)
 ) -> AnyDataset:
-    """A prepared dataset, or that of another program; None: Python's standard library, prepared on first use."""
+    """Open a prepared dataset, or that of another program; None: Python's standard library, prepared on first use."""
     if path is None:
         return Dataset(standard_library())
-    return open_foreign(path, described) or Dataset(path)
+    return open_external(path, described) or Dataset(path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class TrainingData:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Of the components; empty for a single dataset."""
+        """Weights of the components; empty for a single dataset."""
         return {name: component.weight for name, component in self.mixture.items()}
 
     @property
@@ -57,41 +57,41 @@ class TrainingData:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Of the content of each dataset."""
+        """The digest of each dataset's content."""
         return {name: dataset.digest for name, dataset in self.datasets.items()}
 
-    def components(self, split: str) -> list[Component]:
+    def components(self, split: str) -> list[MixtureComponent]:
         """The streams to mix."""
         if not self.mixture:
-            return [Component("", self.first.split(split))]
+            return [MixtureComponent("", self.first.split(split))]
         return [
-            Component(name, self.datasets[name].split(split), component.weight, component.epochs)
+            MixtureComponent(name, self.datasets[name].split(split), component.weight, component.epochs)
             for name, component in self.mixture.items()
         ]
 
     def tokenizer(self) -> Tokenizer | None:
-        """That of the first dataset that has one."""
+        """The tokenizer of the first dataset that has one."""
         found = (dataset.tokenizer() for dataset in self.datasets.values())
         return next((tokenizer for tokenizer in found if tokenizer is not None), None)
 
     def notes(self) -> list[str]:
-        """What was assumed, for people."""
+        """Assumptions about the data, for people."""
         return [
             line
             for dataset in self.datasets.values()
-            if isinstance(dataset, ForeignDataset)
+            if isinstance(dataset, ExternalDataset)
             for line in dataset.notes()
         ]
 
 
 def open_data(settings: config.DataConfig) -> AnyDataset:
-    """The dataset of data.path."""
+    """Open the dataset of data.path."""
     (dataset,) = _opened({"": settings.path}, settings).values()
     return dataset
 
 
 def training_data(settings: config.DataConfig) -> TrainingData:
-    """What a run trains on: data.path, or data.mixture."""
+    """Open what a run trains on: data.path, or data.mixture."""
     if not settings.mixture:
         return TrainingData(datasets={"": open_data(settings)}, mixture={})
     datasets = _opened({name: component.path for name, component in settings.mixture.items()}, settings)
@@ -109,23 +109,23 @@ def training_data(settings: config.DataConfig) -> TrainingData:
 def _opened(paths: Mapping[str, Path | None], settings: config.DataConfig) -> dict[str, AnyDataset]:
     described = Described(settings.tokenizer, settings.vocab, settings.separator)
     datasets = {name: open_dataset(path, described) for name, path in paths.items()}
-    if described and not any(isinstance(dataset, ForeignDataset) for dataset in datasets.values()):
+    if described and not any(isinstance(dataset, ExternalDataset) for dataset in datasets.values()):
         raise ValueError(
             "data.tokenizer, data.vocab and data.separator are for data that does not say: "
-            f"{next(iter(datasets.values())).path} is a prepared dataset and does; leave them out"
+            f"{next(iter(datasets.values())).path} is a prepared dataset and does; remove them"
         )
     return datasets
 
 
 def described_by(dataset: AnyDataset) -> Described:
-    """What a dataset knows, for one that belongs to it and does not say."""
+    """The description that a dataset gives one which belongs to it and does not say."""
     return Described(
         dataset.tokenizer_path, dataset.vocab, NO_SEPARATOR if dataset.separator is None else dataset.separator
     )
 
 
 def tokenizers_differ(one: AnyDataset, other: AnyDataset) -> str:
-    """In what, as far as it is known; empty: in nothing."""
+    """How two tokenizers differ, as far as is known; empty: not at all."""
     for name in ("vocab", "separator", "tokenizer_digest"):
         first, second = getattr(one, name), getattr(other, name)
         known = name != "tokenizer_digest" or None not in (first, second)

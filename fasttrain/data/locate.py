@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fasttrain.data.dataset import Dataset
+from fasttrain.data.dataset import Dataset, DocumentSource
 from fasttrain.data.datasets import AnyDataset
 from fasttrain.data.segments import DataSegment, read_segments, segment_at
-from fasttrain.data.sources import Source
 from fasttrain.data.stream import TokenStream
 
 if TYPE_CHECKING:
@@ -31,10 +30,10 @@ SPLIT = "train"
 
 @dataclass(frozen=True, kw_only=True)
 class Excerpt:
-    """What a sample of a step holds of one document."""
+    """The part of one document that a sample of a step holds."""
 
     step: int
-    rank: int
+    dp_rank: int
     row: int  # in the rank's batch
     component: str  # "" where there is one dataset
     sample: int
@@ -42,15 +41,15 @@ class Excerpt:
     stop: int
     document: int | None = None  # None: the data has no index
     bytes: tuple[int, int] | None = None  # of the document's text, if its tokens tell
-    source: Source | None = None
+    source: DocumentSource | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class Occurrence:
     """A place in a run where tokens of a document were inputs."""
 
     step: int
-    rank: int
+    dp_rank: int
     row: int
     sample: int
     start: int
@@ -58,7 +57,7 @@ class Seen:
 
 
 def documents_of(run: Path, steps: Iterable[int], most: int = 50) -> list[str]:
-    """What steps consisted of, in short: each document once, as far as `most` of them."""
+    """The documents of steps, in short: each once, at most `most` of them."""
     names: dict[str, None] = {}
     for step in steps:
         for excerpt in locate(run, step):
@@ -80,11 +79,11 @@ def locate(run: Path, step: int) -> Iterator[Excerpt]:
     for number, (part, sample) in enumerate(zip(*batches.rows_at(step), strict=True)):
         component = batches.components[part]
         dataset = data.datasets[component.name]
-        rank, row = divmod(number, share)
+        dp_rank, row = divmod(number, share)
         for start, stop, document in _documents(component.stream, int(sample) * T, T):
             yield Excerpt(
                 step=step,
-                rank=rank,
+                dp_rank=dp_rank,
                 row=row,
                 component=component.name,
                 sample=int(sample),
@@ -98,15 +97,17 @@ def locate(run: Path, step: int) -> Iterator[Excerpt]:
             )
 
 
-def seen(run: Path, document: int, *, component: str = "", stop: int) -> Iterator[Seen]:
-    """Where a document was seen before step `stop`, in the order of the run."""
+def occurrences(run: Path, document: int, *, component: str = "", stop: int) -> Iterator[Occurrence]:
+    """Where a document was occurrences before step `stop`, in the order of the run."""
     standing = read_segments(run)
     for segment, end in zip(standing, [*(later.step for later in standing[1:]), stop], strict=True):
         if segment.step < min(end, stop):
-            yield from sorted(_seen_in(segment, document, component, min(end, stop)), key=lambda place: place.step)
+            yield from sorted(
+                _occurrences_in(segment, document, component, min(end, stop)), key=lambda place: place.step
+            )
 
 
-def _seen_in(segment: DataSegment, document: int, component: str, end: int) -> Iterator[Seen]:
+def _occurrences_in(segment: DataSegment, document: int, component: str, end: int) -> Iterator[Occurrence]:
     data = segment.open()
     names = list(data.datasets)
     if component not in names:
@@ -117,9 +118,9 @@ def _seen_in(segment: DataSegment, document: int, component: str, end: int) -> I
     for sample in range(begin // T, min((finish - 1) // T + 1, batches.sizes[part])):
         for step, row in batches.steps_of(part, sample, end):
             if step >= segment.step:  # before that, another segment was trained
-                rank, row = divmod(row, segment.sequences // segment.dp_size)
+                dp_rank, row = divmod(row, segment.sequences // segment.dp_size)
                 start, stop = max(begin, sample * T), min(finish, sample * T + T)
-                yield Seen(step=step, rank=rank, row=row, sample=sample, start=start, stop=stop)
+                yield Occurrence(step=step, dp_rank=dp_rank, row=row, sample=sample, start=start, stop=stop)
 
 
 def document_span(stream: TokenStream, document: int) -> tuple[int, int]:
@@ -147,7 +148,7 @@ def documents_from(dataset: AnyDataset, path: str) -> list[int]:
 
 
 def text_of(dataset: AnyDataset, start: int, stop: int) -> str:
-    """Tokens of the training split, decoded; as numbers where there is no tokenizer."""
+    """TokenFiles of the training split, decoded; as numbers where there is no tokenizer."""
     tokens = dataset.split(SPLIT).windows(np.array([start]), stop - start)[0].tolist()
     tokenizer = _tokenizer(dataset)
     if tokenizer is None:
@@ -160,11 +161,13 @@ def text_lengths(dataset: AnyDataset) -> np.ndarray | None:  # -> (vocab,) int64
     tokenizer = _tokenizer(dataset)
     if tokenizer is None:
         return None
-    form = json.loads(tokenizer.to_str())
-    if form["normalizer"] or (form["decoder"] or {}).get("type") != "ByteLevel":
+    content = json.loads(tokenizer.to_str())
+    if content["normalizer"] or (content["decoder"] or {}).get("type") != "ByteLevel":
         return None
     # A byte-level token is written with one character for each byte; an added one as it is. Special ones are no text.
-    added = {token["id"]: 0 if token["special"] else len(token["content"].encode()) for token in form["added_tokens"]}
+    added = {
+        token["id"]: 0 if token["special"] else len(token["content"].encode()) for token in content["added_tokens"]
+    }
     lengths = np.zeros(dataset.vocab, np.int64)
     for token, number in tokenizer.get_vocab().items():
         lengths[number] = added.get(number, len(token))
@@ -181,8 +184,8 @@ def _documents(stream: TokenStream, start: int, length: int) -> Iterator[tuple[i
     stop = start + length
     if stream.document_ends is None:
         window = stream.windows(np.array([start]), length + 1)
-        cuts = (start + stream.boundaries(np.array([start]), window)[1]).tolist()
-        edges = [start, *(cut for cut in cuts if cut < stop), stop]
+        begins = (start + stream.boundaries(np.array([start]), window)[1]).tolist()
+        edges = [start, *(begin for begin in begins if begin < stop), stop]
         yield from ((begin, end, None) for begin, end in pairwise(edges))
         return
     while start < stop:

@@ -1,24 +1,36 @@
-"""In which order a run sees the samples of its dataset: arithmetic, with no state and no table.
+"""In which order a run sees the samples of its datasets: arithmetic, with no state and no table.
 
-Sample g of a run (g = step * sequences of a step + place in the step) lies in epoch g // size, at place g % size. Each
-epoch has a permutation of its own, computed for single places: a Feistel network over pairs (left, right) with
+**Order of one dataset.** Sample g of a run (g = step * sequences of a step + place in the step) lies in epoch
+g // size, at place g % size. Each epoch has a permutation of its own, computed for single places: a Feistel network
+over pairs (left, right) with
 
     place = left * b + right,    left < a,  right < b,    a, b close to sqrt(size),  a * b >= size
 
 whose rounds alternate left += F(right) mod a and right += F(left) mod b, F a keyed hash. A round can be undone, so that
 the whole is a permutation of a * b places. A result >= size goes through again until it is below (cycle walking), which
 makes it a permutation of `size` places; a * b < size + a, so that this is rare. Memory is O(1), at any size.
+
+**Mixture.** Of g samples, a part with the share w of all weights has w * g, rounded so that parts add up to g and none
+ever loses a sample: the heaviest part has round(w * g), the next one its share of what is left, and so on. Weights are
+exact fractions, so that nothing drifts. This says how many samples of each part lie in a block of the run; a hash of
+the place brings them into an irregular order within the block. Each part counts its own samples, through its own
+epochs. A part that has reached its limit drops out, at a sample that is known in advance, and the others share its
+place by their weights. Between two such samples lies a phase, in which the mixture stays as it is.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 
-_Sides = np.uint64 | np.ndarray  # of one dataset, or of each row's
+_Sides = np.uint64 | np.ndarray  # one dataset's, or those of each row
 
 ROUNDS = 8  # 4 would do for 10,000 samples; 6 leave short epochs uneven (tests/fasttrain/data/test_order.py)
 
@@ -119,3 +131,136 @@ def hashed(
 @functools.lru_cache(maxsize=256)  # a mixture has a few for each component
 def keys_of(seed: int, epoch: int) -> np.ndarray:  # -> (ROUNDS,) uint64
     return np.random.SeedSequence([seed, epoch]).generate_state(ROUNDS, np.uint64)
+
+
+BLOCK = 64  # samples over which proportions are exact: few, for even steps, and enough for an irregular order
+PLACES = 2**62  # in place of an epoch: the key of the order within blocks
+
+
+class MixturePart(NamedTuple):
+    """A dataset of a mixture, counted in samples."""
+
+    weight: Fraction
+    limit: int | None = None  # over the whole run
+    used: int = 0  # before this mixture began
+
+
+class Places(NamedTuple):
+    """A segment of the run: the part that each sample is of, and its number among the part's own."""
+
+    parts: np.ndarray  # (n,) int64
+    numbers: np.ndarray  # (n,) int64
+
+
+class Mixture:
+    """`at(first, count)`, for any segment of a run."""
+
+    def __init__(self, parts: Sequence[MixturePart], *, seed: int) -> None:
+        self._phases: list[_Phase] = []
+        self.stops: list[int | None] = [None] * len(parts)
+        """Samples after which each part has reached its limit; None: never."""
+        self._used = [part.used for part in parts]
+        key = keys_of(seed, PLACES)[0]
+        first, used = 0, self._used
+        while True:
+            active = [i for i, part in enumerate(parts) if part.limit is None or used[i] < part.limit]
+            for i in set(range(len(parts))) - set(active):
+                self.stops[i] = first if self.stops[i] is None else self.stops[i]
+            if not active:
+                break
+            phase = _Phase(first=first, stop=None, used=used, shares=_shares(parts, active), key=key)
+            self._phases.append(phase)
+            total = sum(parts[i].weight for i in active)
+            limits = [(i, parts[i].weight / total, limit) for i in active if (limit := parts[i].limit) is not None]
+            stops = [_overrun(phase, *limited) - 1 for limited in limits]
+            if not stops:
+                break
+            phase.stop = first = min(stops)
+            used = phase.used_at(first)
+
+    @property
+    def length(self) -> int | None:
+        """Samples until every part has reached its limit; None: endless."""
+        return self._phases[-1].stop if self._phases else 0
+
+    def at(self, first: int, count: int) -> Places:
+        """Samples `first` to `first + count` of the run."""
+        if self.length is not None and first + count > self.length:
+            raise ValueError(f"data: every part of the mixture has reached its limit after {self.length} samples")
+        found, stop = [], first + count
+        for phase in self._phases:
+            begin, end = max(first, phase.first), stop if phase.stop is None else min(stop, phase.stop)
+            if begin < end:
+                found.append(phase.at(begin, end))
+        return found[0] if len(found) == 1 else Places(*map(np.concatenate, zip(*found, strict=True)))
+
+    def used_at(self, sample: int) -> list[int]:
+        """How many samples of each part were used before a sample of the run, and before the run."""
+        if not self._phases:
+            return self._used
+        phase = next(phase for phase in reversed(self._phases) if phase.first <= sample)
+        block = phase.first + (sample - phase.first) // BLOCK * BLOCK
+        if sample == phase.stop or sample == block:
+            return phase.used_at(sample)
+        since = np.bincount(phase.at(block, sample).parts, minlength=len(self.stops))
+        return [used + int(more) for used, more in zip(phase.used_at(block), since, strict=True)]
+
+    def sample_of(self, part: int, number: int, stop: int) -> int | None:
+        """Where in the run a part's own sample comes; None: not among the first `stop`, or before this mixture."""
+        if not self._used[part] <= number < self.used_at(stop)[part]:
+            return None
+        return bisect_right(range(stop), number, key=lambda sample: self.used_at(sample + 1)[part])
+
+
+@dataclass(kw_only=True)
+class _Phase:
+    first: int  # sample of the run
+    stop: int | None
+    used: list[int]  # of each part, when it begins
+    shares: list[tuple[int, int, int]]  # part, numerator, denominator: of what the parts before leave
+    key: np.uint64
+
+    def used_at(self, sample: int) -> list[int]:
+        """How many samples of each part were used at the end of a block."""
+        used, rest = list(self.used), sample - self.first
+        for part, above, below in self.shares:
+            taken = (2 * above * rest + below) // (2 * below)  # rounded
+            used[part] += taken
+            rest -= taken
+        return used
+
+    def at(self, first: int, stop: int) -> Places:
+        if len(self.shares) == 1:  # the usual run has one dataset
+            only = self.shares[0][0]
+            numbers = self.used[only] + np.arange(first, stop) - self.first
+            return Places(np.full_like(numbers, only), numbers)
+        begin = self.first + (first - self.first) // BLOCK * BLOCK
+        end = self.first - (self.first - stop) // BLOCK * BLOCK
+        end = end if self.stop is None else min(end, self.stop)  # the last block is shorter
+        used = np.array([self.used_at(sample) for sample in [*range(begin, end, BLOCK), end]])
+        blocks, parts = len(used) - 1, used.shape[1]
+        places = np.arange(begin, end)
+        order = np.lexsort((hashed(places.astype(np.uint64), self.key), (places - begin) // BLOCK))
+        of_part = np.repeat(np.tile(np.arange(parts), blocks), np.diff(used, axis=0).ravel())[order]
+        numbers = np.empty_like(of_part)
+        for part, *_ in self.shares:
+            mine = np.flatnonzero(of_part == part)
+            numbers[mine] = used[0, part] + np.arange(len(mine))
+        asked = slice(first - begin, stop - begin)
+        return Places(of_part[asked], numbers[asked])
+
+
+def _shares(parts: Sequence[MixturePart], active: list[int]) -> list[tuple[int, int, int]]:
+    """The heaviest first keeps the errors of rounding small."""
+    left, shares = sum((parts[i].weight for i in active), Fraction(0)), []
+    for i in sorted(active, key=lambda i: (-parts[i].weight, i)):
+        shares.append((i, *(parts[i].weight / left).as_integer_ratio()))
+        left -= parts[i].weight
+    return shares
+
+
+def _overrun(phase: _Phase, part: int, weight: Fraction, limit: int) -> int:
+    """The first sample before which a part would have more than its limit, if the phase continued."""
+    # Rounding is off by less than 1 for each part, so that the part has more by then.
+    bound = phase.first + int((limit - phase.used[part] + len(phase.shares)) / weight) + 1
+    return bisect_right(range(bound), limit, lo=phase.first, key=lambda sample: phase.used_at(sample)[part])

@@ -1,6 +1,6 @@
 """Which batches a run has taken: a line of batches.jsonl for each data segment, steps that one process group trained.
 
-A line says all that decides about the batches from its step on, and undoes earlier lines of that step and of later
+A line says all that decides about the batches from its step on, and overrides earlier lines of that step and of later
 ones: a run that rolls back to a checkpoint writes another line.
 """
 

@@ -7,14 +7,14 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fasttrain.data.manifest import NAME, PARTIAL, File, Manifest, Split
-from fasttrain.data.sources import RECORD, SourceFile
+from fasttrain.data.dataset import NAME, PARTIAL, RECORD, Manifest, SourceFile, Split
+from fasttrain.fs import FileChecksum, HashedFile, sync, write_file
 
 TOKENIZER = "tokenizer.json"
 SHARD_TOKENS = 2**30  # 2 or 4 GB: convenient to copy, and a trillion tokens still are a thousand files
@@ -35,7 +35,7 @@ def refuse_to_overwrite(path: Path) -> None:
 
 
 class DatasetWriter:
-    """Use as a context: leaving it publishes the dataset, an exception within it discards everything.
+    """Use as a context: leaving it completes the dataset, an exception within it discards everything.
 
     A process that is killed leaves a directory named .NAME.partial-..., which never opens as a dataset.
     """
@@ -70,7 +70,7 @@ class DatasetWriter:
         """Append a document of `num_bytes` bytes of text. The separator is written here, once."""
         number = self._files.documents(split)
         if len(tokens) == 0:
-            raise ValueError(f"dataset: document {number} of {split} is empty; leave empty documents out")
+            raise ValueError(f"dataset: document {number} of {split} is empty; drop empty documents")
         if tokens.min() < 0 or tokens.max() >= self._vocab:
             raise ValueError(
                 f"dataset: document {number} of {split} has tokens from {tokens.min()} to {tokens.max()}, "
@@ -97,13 +97,13 @@ class DatasetWriter:
         try:
             if kind is None:
                 sources = None if self._sources is None else [file.dump() for file in self._sources]
-                self._files.publish(self.path, tokenizer=self._tokenizer, source=self._source, sources=sources)
+                self._files.complete(self.path, tokenizer=self._tokenizer, source=self._source, sources=sources)
         finally:
-            shutil.rmtree(self._partial, ignore_errors=True)  # gone already once published
+            shutil.rmtree(self._partial, ignore_errors=True)  # gone already once complete
 
 
 class DatasetFiles:
-    """The growing files of a dataset in a directory: what `sync` returned goes on where they were then."""
+    """The growing files of a dataset in a directory. state: what `sync` returned, to continue from there."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class DatasetFiles:
         self._directory, self._vocab, self._separator, self._shard_tokens = directory, vocab, separator, shard_tokens
         self.dtype = np.dtype("<u2" if vocab <= 2**16 else "<u4")
         self._splits = {
-            name: _SplitFiles(directory, name, shard_tokens, split) for name, split in (state or {}).items()
+            name: _SplitWriter(directory, name, shard_tokens, split) for name, split in (state or {}).items()
         }
 
     def documents(self, split: str) -> int:
@@ -135,22 +135,22 @@ class DatasetFiles:
         if not len(lengths):
             return
         if split not in self._splits:
-            self._splits[split] = _SplitFiles(self._directory, split, self._shard_tokens, None)
+            self._splits[split] = _SplitWriter(self._directory, split, self._shard_tokens, None)
         self._splits[split].add(tokens, lengths, num_bytes, sources)
 
     def sync(self) -> dict[str, Any]:
-        """Everything is on the disk; what to go on from."""
+        """Have everything on the disk; the state to resume from."""
         return {name: files.sync() for name, files in self._splits.items()}
 
-    def publish(
+    def complete(
         self,
         path: Path,
         *,
         tokenizer: str,
         source: str,
         sources: Iterable[str] | None = None,  # lines
-        report: File | None = None,
-        left_out: dict[str, int] | None = None,
+        report: FileChecksum | None = None,
+        dropped: dict[str, int] | None = None,
     ) -> None:
         """Give the directory its name, with a dataset.json in it."""
         if not self._splits:
@@ -165,31 +165,31 @@ class DatasetFiles:
             splits={name: self._splits[name].close() for name in sorted(self._splits)},
             sources=None if sources is None else write_file(self._directory / "sources.jsonl", sources),
             report=report,
-            left_out=left_out,
+            dropped=dropped,
         )
         write_file(self._directory / NAME, [manifest.dump()])
-        sync_directory(self._directory)
+        sync(self._directory)
         try:
             os.rename(self._directory, path)
         except OSError:
             refuse_to_overwrite(path)  # another process was faster
             raise
-        sync_directory(path.parent)
+        sync(path.parent)
 
 
-class _SplitFiles:
+class _SplitWriter:
     """Shards, document index and sources of one split, growing."""
 
     def __init__(self, directory: Path, name: str, shard_tokens: int, state: dict[str, Any] | None) -> None:
         self._directory, self._name, self._shard_tokens = directory, name, shard_tokens
-        state = state or dict(documents=0, tokens=0, bytes=0, shards=[], room=shard_tokens, open={})
+        state = state or dict(documents=0, tokens=0, bytes=0, shards=[], left=shard_tokens, open={})
         self.documents, self._tokens, self._bytes = state["documents"], state["tokens"], state["bytes"]
-        self._shards = [File(**shard) for shard in state["shards"]]
-        self._room = state["room"]
+        self._shards = [FileChecksum(**shard) for shard in state["shards"]]
+        self._left = state["left"]  # tokens that fit into the shard
         sizes = state["open"]
         self._shard = self._open_shard(sizes.get("shard", 0))
-        self._index = GrowingFile(directory / f"{name}.documents", sizes.get("index", 0))
-        self._sources: GrowingFile | None = None
+        self._index = appended(directory / f"{name}.documents", sizes.get("index", 0))
+        self._sources: HashedFile | None = None
         if "sources" in sizes:
             self._sources = self._open_sources(sizes["sources"])
 
@@ -202,12 +202,12 @@ class _SplitFiles:
             self._sources = self._sources or self._open_sources(0)
             self._sources.write(sources.tobytes())
         while len(tokens):
-            if not self._room:
-                self._shards.append(self._shard.close())
-                self._shard, self._room = self._open_shard(0), self._shard_tokens
-            piece, tokens = tokens[: self._room], tokens[self._room :]
-            self._shard.write(piece.tobytes())
-            self._room -= len(piece)
+            if not self._left:
+                self._shards.append(self._shard.finish())
+                self._shard, self._left = self._open_shard(0), self._shard_tokens
+            head, tokens = tokens[: self._left], tokens[self._left :]
+            self._shard.write(head.tobytes())
+            self._left -= len(head)
 
     def sync(self) -> dict[str, Any]:
         sizes = dict(shard=self._shard.sync(), index=self._index.sync())
@@ -218,7 +218,7 @@ class _SplitFiles:
             tokens=self._tokens,
             bytes=self._bytes,
             shards=[asdict(shard) for shard in self._shards],
-            room=self._room,
+            left=self._left,
             open=sizes,
         )
 
@@ -227,67 +227,21 @@ class _SplitFiles:
             tokens=self._tokens,
             documents=self.documents,
             bytes=self._bytes,
-            shards=(*self._shards, self._shard.close()),
-            index=self._index.close(),
-            sources=self._sources.close() if self._sources else None,
+            shards=(*self._shards, self._shard.finish()),
+            index=self._index.finish(),
+            sources=self._sources.finish() if self._sources else None,
         )
 
-    def _open_shard(self, size: int) -> GrowingFile:
-        return GrowingFile(self._directory / f"{self._name}-{len(self._shards):05}.tokens", size)
+    def _open_shard(self, size: int) -> HashedFile:
+        return appended(self._directory / f"{self._name}-{len(self._shards):05}.tokens", size)
 
-    def _open_sources(self, size: int) -> GrowingFile:
-        return GrowingFile(self._directory / f"{self._name}.sources", size)
-
-
-class GrowingFile:
-    """A file whose checksum is known as soon as it is written, and which is on the disk when closed."""
-
-    def __init__(self, path: Path, size: int = 0) -> None:
-        """size: of what is there already, and stays; the rest of the file is cut off."""
-        self._path = path
-        self._file = open(path, "r+b" if size else "wb", buffering=2**20)  # noqa: SIM115 (lives as long as this)
-        self._hash = hashlib.sha256()
-        self._size = 0
-        while self._size < size:
-            data = self._file.read(min(2**20, size - self._size))
-            if not data:
-                raise ValueError(f"dataset: {path} has {self._size} bytes instead of {size}; begin anew with --restart")
-            self._hash.update(data)
-            self._size += len(data)
-        self._file.truncate(size)
-        self._file.seek(size)
-
-    def write(self, data: bytes) -> None:
-        self._file.write(data)
-        self._hash.update(data)
-        self._size += len(data)
-
-    def sync(self) -> int:
-        """Everything is on the disk; the size."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return self._size
-
-    def close(self) -> File:
-        self.sync()
-        self._file.close()
-        return File(name=self._path.name, size=self._size, sha256=self._hash.hexdigest())
+    def _open_sources(self, size: int) -> HashedFile:
+        return appended(self._directory / f"{self._name}.sources", size)
 
 
-def write_file(path: Path, texts: Iterable[str]) -> File:
-    """A file with these texts in a row, on the disk: all of it, or what was there before."""
-    new = path.with_name(path.name + ".new")
-    file = GrowingFile(new)
-    for text in texts:
-        file.write(text.encode("utf-8"))
-    written = file.close()
-    os.replace(new, path)
-    return replace(written, name=path.name)
-
-
-def sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+def appended(path: Path, keep: int) -> HashedFile:
+    """A file that grows, with the first `keep` bytes of what is there."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return HashedFile(path, keep=keep, buffer=2**20)
+    except ValueError as error:
+        raise ValueError(f"dataset: {error}; start over with --restart") from None

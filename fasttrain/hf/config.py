@@ -1,5 +1,5 @@
-"""What config.json of a Hugging Face checkpoint says of the model, in our words. What the decoder does not implement is
-refused by its name.
+"""The model that config.json of a Hugging Face checkpoint describes, as our settings. What the decoder does not
+implement is refused by its name.
 
 Dropout and initializer_range are settings of a training run, not of the model: those of our run count.
 """
@@ -64,9 +64,9 @@ def _read(directory: Path) -> dict[str, Any]:
             "from with --resume"
         ) from None
     except ValueError as error:
-        raise ValueError(f"from_hf: {path} is damaged ({error})") from None
+        raise ValueError(f"from_hf: {path} is corrupt ({error})") from None
     if not isinstance(content, dict):
-        raise ValueError(f"from_hf: {path} is damaged: it holds no object")
+        raise ValueError(f"from_hf: {path} is corrupt: it holds no object")
     return content
 
 
@@ -94,6 +94,6 @@ def _refusals(content: dict[str, Any]) -> Iterator[str]:
 
 
 def _rope(content: dict[str, Any]) -> dict[str, Any]:
-    """As Transformers 5 writes it, or spread over the file as earlier ones did."""
+    """The settings of RoPE, as Transformers 5 writes them, or spread over the file as earlier ones did."""
     old = {key: content[key] for key in ("rope_theta", "partial_rotary_factor") if content.get(key) is not None}
     return old | (content.get("rope_scaling") or {}) | (content.get("rope_parameters") or {})

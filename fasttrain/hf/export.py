@@ -1,8 +1,10 @@
-"""Weights from a checkpoint's files to safetensors, without ever holding the model.
+"""A Hugging Face checkpoint of a run: weights, configuration, tokenizer, and a card of what the run says of it.
+
+Weights go from a checkpoint's files to safetensors, without ever holding the model:
 
     a few tensors of the checkpoint  ->  split and rounded  ->  until a file is full  ->  written, forgotten
 
-In memory are one file of the result, and what is read at once for it. Averages of the optimizer are not read.
+In memory are one file of the result, and what is read at once for it. Optimizer state is not read.
 """
 
 from __future__ import annotations
@@ -23,28 +25,31 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata
 
-from fasttrain import config
 from fasttrain.checkpoint import Checkpoint
 from fasttrain.checkpoint.state import load, saved_tensors
-from fasttrain.config import Config
+from fasttrain.config import Config, ModelConfig
 from fasttrain.config_toml import from_toml
 from fasttrain.data import AnyDataset, TrainingData
 from fasttrain.data.formats.dataset import SEPARATORS
 from fasttrain.data.segments import segment_at
-from fasttrain.fs import free_bytes
-from fasttrain.hf.directory import whole
-from fasttrain.hf.names import huggingface_config, parts
+from fasttrain.distributed.runtime import DTYPES
+from fasttrain.events import STARTS
+from fasttrain.fs import free_bytes, new_directory
+from fasttrain.hf.names import INDEX, SINGLE, huggingface_config, parts
 from fasttrain.metrics import read_events, read_validations
 from fasttrain.rundir import RunDir
+from fasttrain.units import disk_size, plural
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-INDEX = "model.safetensors.index.json"
-_AT_ONCE = 256 * 2**20  # bytes to read in one call; a larger tensor is read alone
+NO_TOKENIZER = "none"  # as --tokenizer
+SHARD = 5 * 10**9  # bytes of a file, as Transformers has it
+SECTIONS = ("model", "batch", "optim")  # of the settings that the card shows; others have paths in them
+_READ_BYTES = 256 * 2**20  # in one call; a larger tensor is read alone
+_OTHER_BYTES = 64 * 2**20  # of all but the weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """What is to be written: tensors by their names in Transformers."""
+    """The tensors to write, by their names in Transformers."""
 
     checkpoint: Checkpoint
     packed: dict[str, dict[str, int]]  # our tensors, of which they are rows
@@ -63,18 +68,19 @@ class Weights:
         """Names of files, at most so many bytes each unless one tensor has more, and the tensors in them."""
         groups = list(_groups(self.shapes, lambda name: math.prod(self.shapes[name]) * self.dtype.itemsize, most))
         if len(groups) == 1:
-            return {"model.safetensors": groups[0]}
+            return {SINGLE: groups[0]}
         return {f"model-{i:05}-of-{len(groups):05}.safetensors": names for i, names in enumerate(groups, 1)}
 
-    def write(self, directory: Path, most: int, report: Callable[[int], None]) -> None:
-        """The files, and the index if they are several; report() is told of bytes written."""
+    def write(self, directory: Path, most: int, on_progress: Callable[[int], None]) -> None:
+        """Write the files, and the index if they are several; on_progress gets the bytes of each."""
         files = self.files(most)
-        tensors = self._read(min(most // 4, _AT_ONCE))
+        tensors = self._read(min(most // 4, _READ_BYTES))
         for file, names in files.items():
             state = dict(next(tensors) for _ in names)
             assert list(state) == names
             save_file(state, directory / file, metadata={"format": "pt"})
-            report((directory / file).stat().st_size)
+            (directory / file).chmod(directory.stat().st_mode & 0o666)  # safetensors keeps it to the user alone
+            on_progress((directory / file).stat().st_size)
             del state  # before the next ones are read
         if len(files) > 1:
             places = {name: file for file, names in files.items() for name in names}
@@ -97,8 +103,8 @@ class Weights:
                     yield theirs, part.to(self.dtype)
 
 
-def weights(checkpoint: Checkpoint, model: config.ModelConfig, dtype: torch.dtype) -> Weights:
-    """Those of a checkpoint; reads its metadata only."""
+def weights(checkpoint: Checkpoint, model: ModelConfig, dtype: torch.dtype) -> Weights:
+    """The weights of a checkpoint; reads its metadata only."""
     saved = {
         name.removeprefix("model."): tuple(tensor.size)
         for name, tensor in saved_tensors(checkpoint.path).items()
@@ -135,11 +141,8 @@ def _groups(names: Iterable[str], size: Callable[[str], int], most: int) -> Iter
         yield group
 
 
-WITHOUT = "none"  # as --tokenizer
-
-
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ExportSource:
     """A checkpoint, and its run as far as it can be read."""
 
     checkpoint: Checkpoint
@@ -157,20 +160,20 @@ class Source:
         return self.checkpoint.path.parent.parent
 
 
-def describe(checkpoint: Checkpoint, tokenizer: str | None = None) -> Source:
-    """All but the weights. tokenizer: in place of the data's, a tokenizer.json or WITHOUT."""
+def describe(checkpoint: Checkpoint, tokenizer: str | None = None) -> ExportSource:
+    """Read all but the weights. tokenizer: in place of the data's, a tokenizer.json or NO_TOKENIZER."""
     run = checkpoint.path.parent.parent
     vocab = saved_tensors(checkpoint.path)["model.embedding.weight"].size[0]
     data, trouble = _data(run, checkpoint.step)
     if data is None and tokenizer is None:
         raise ValueError(
             f"export: the tokenizer is with the data of the run: {trouble}. Or name it: --tokenizer tokenizer.json, or "
-            f"--tokenizer {WITHOUT} to export without one"
+            f"--tokenizer {NO_TOKENIZER} to export without one"
         )
     path = _tokenizer_path(data, tokenizer)
     separator, text = _separator(path, data, vocab)
-    starts = [event for event in read_events(run) if event["kind"] in ("start", "resume")]
-    return Source(
+    starts = [event for event in read_events(run) if event["kind"] in STARTS]
+    return ExportSource(
         checkpoint=checkpoint,
         settings=from_toml(checkpoint.metadata["config"]),
         vocab=vocab,
@@ -184,7 +187,7 @@ def describe(checkpoint: Checkpoint, tokenizer: str | None = None) -> Source:
 
 
 def _data(run: Path, step: int) -> tuple[TrainingData | None, str]:
-    """What the run trained on, or why nobody knows."""
+    """The data that the run trained on, or why nobody knows."""
     if not (segments := RunDir(run).segments).exists():
         return None, f"{run} has no {segments.name} to say where that is"
     try:
@@ -195,7 +198,7 @@ def _data(run: Path, step: int) -> tuple[TrainingData | None, str]:
 
 def _tokenizer_path(data: TrainingData | None, named: str | None) -> Path | None:
     if named is not None:
-        return None if named == WITHOUT else Path(named)
+        return None if named == NO_TOKENIZER else Path(named)
     assert data is not None
     data.tokenizer()  # compares it with its checksum
     datasets: list[AnyDataset] = list(data.datasets.values())
@@ -208,7 +211,7 @@ def _separator(path: Path | None, data: TrainingData | None, vocab: int) -> tupl
     if path is None:
         return separator, None
     if not path.exists():
-        raise FileNotFoundError(f"export: there is no tokenizer {path}; name a tokenizer.json, or {WITHOUT}")
+        raise FileNotFoundError(f"export: there is no tokenizer {path}; name a tokenizer.json, or {NO_TOKENIZER}")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library has no class of its own for it
@@ -225,13 +228,9 @@ def _separator(path: Path | None, data: TrainingData | None, vocab: int) -> tupl
     return separator, None if separator is None else tokenizer.id_to_token(separator)
 
 
-SHARD = 5 * 10**9  # bytes of a file, as Transformers has it
-_OTHERS = 64 * 2**20  # bytes for all but the weights
-
-
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written."""
+    """The files of an export."""
 
     path: Path
     parameters: int
@@ -239,22 +238,22 @@ class Exported:
 
 
 def export(
-    source: Source,
+    source: ExportSource,
     out: Path,  # new, or empty
     *,
-    dtype: str = "fp32",  # a key of DTYPES
+    dtype: str = "fp32",  # or bf16
     shard: int = SHARD,  # bytes of a file, at most
-    report: Callable[[int], None] = lambda _: None,  # told of bytes of weights written
+    on_progress: Callable[[int], None] = lambda _: None,  # bytes of weights written
 ) -> Exported:
     """Write a Hugging Face checkpoint. The caller has verified the source; nothing shows at `out` before the end."""
     found = weights(source.checkpoint, source.settings.model, DTYPES[dtype])
-    if (free := free_bytes(out.absolute())) < found.bytes + _OTHERS:
+    if (free := free_bytes(out.absolute())) < found.bytes + _OTHER_BYTES:
         raise ValueError(
-            f"export: {found.bytes / 1e9:,.2f} GB of weights do not fit in the {free / 1e9:,.2f} GB that are free at "
-            f"{out}; free some, or choose another --out"
+            f"export: {disk_size(found.bytes)} of weights do not fit in the {disk_size(free)} that are free at {out}; "
+            "free some, or choose another --out"
         )
-    with whole(out) as directory:
-        found.write(directory, shard, report)
+    with new_directory(out) as directory:
+        found.write(directory, shard, on_progress)
         if source.tokenizer is not None:
             shutil.copyfile(source.tokenizer, directory / "tokenizer.json")
             _dump(directory / "tokenizer_config.json", _tokenizer_config(source))
@@ -265,7 +264,7 @@ def export(
     return Exported(path=out, parameters=found.parameters, files=files)
 
 
-def _config(source: Source, found: Weights) -> dict[str, Any]:
+def _config(source: ExportSource, found: Weights) -> dict[str, Any]:
     ends = {"bos_token_id": source.separator, "eos_token_id": source.separator}  # null: Llama's defaults are others
     model, sequence = source.settings.model, source.settings.data.sequence
     return {
@@ -276,14 +275,14 @@ def _config(source: Source, found: Weights) -> dict[str, Any]:
     }
 
 
-def _generation_config(source: Source) -> dict[str, Any]:
+def _generation_config(source: ExportSource) -> dict[str, Any]:
     """Documents begin with the separator, which ends the one before."""
     if source.separator is None:
         return {}
     return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), source.separator)
 
 
-def _tokenizer_config(source: Source) -> dict[str, Any]:
+def _tokenizer_config(source: ExportSource) -> dict[str, Any]:
     special = {} if source.separator_text is None else dict.fromkeys(("bos_token", "eos_token"), source.separator_text)
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -297,15 +296,12 @@ def _dump(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 
-SECTIONS = ("model", "batch", "optim")  # of the settings; others have paths in them
-
-
-def card(source: Source, weights: Weights, name: str) -> str:
-    """In the form that the Hugging Face hub reads."""
+def card(source: ExportSource, weights: Weights, name: str) -> str:
+    """The model card, as the Hugging Face hub reads it."""
     family = "qwen3" if source.settings.model.qk_norm else "llama"
     header = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
     header += ["tags:", "- fasttrain", f"- {family}", "---"]
-    rows = [f"| {what} | {fact} |" for what, fact in _facts(source, weights)]
+    rows = [f"| {what} | {value} |" for what, value in _rows(source, weights)]
     settings = tomli_w.dumps({section: _stated(getattr(source.settings, section)) for section in SECTIONS})
     return "\n".join(
         [
@@ -318,7 +314,7 @@ def card(source: Source, weights: Weights, name: str) -> str:
     )  # fmt: skip
 
 
-def _usage(source: Source, name: str) -> list[str]:
+def _usage(source: ExportSource, name: str) -> list[str]:
     lines = ["```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     lines += [f'model = AutoModelForCausalLM.from_pretrained("{name}", dtype="auto")']
     if source.tokenizer is not None:
@@ -334,7 +330,7 @@ def _usage(source: Source, name: str) -> list[str]:
     return lines
 
 
-def _facts(source: Source, weights: Weights) -> Iterator[tuple[str, Any]]:
+def _rows(source: ExportSource, weights: Weights) -> Iterator[tuple[str, Any]]:
     checkpoint, settings = source.checkpoint, source.settings
     yield "parameters", f"{weights.parameters:,}, as {str(weights.dtype).removeprefix('torch.')}"
     yield "step", f"{checkpoint.step:,} of {settings.batch.steps:,}"
@@ -350,13 +346,15 @@ def _facts(source: Source, weights: Weights) -> Iterator[tuple[str, Any]]:
         yield f"validation, {line['set']}", ", ".join(known)
     if not source.validations and checkpoint.loss is not None:
         yield "validation", f"loss {checkpoint.loss:.4f}"
-    ranks = checkpoint.metadata["world_size"]
     on = f" on {source.hardware}" if source.hardware else ""
-    yield "trained on", f"{ranks} rank{'s' * (ranks != 1)}{on}, precision {settings.parallel.precision}"
+    yield (
+        "trained on",
+        f"{plural(checkpoint.metadata['world_size'], 'rank')}{on}, precision {settings.parallel.precision}",
+    )
     yield "versions", ", ".join(f"{name} {version}" for name, version in checkpoint.metadata["versions"].items())
 
 
-def _about(source: Source, name: str) -> str:
+def _about(source: ExportSource, name: str) -> str:
     """A dataset for people; its path is nobody else's business."""
     if source.data is None:
         return ""

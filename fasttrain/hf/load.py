@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face checkpoint, into a model that is spread over its ranks.
+"""Loads the weights of a Hugging Face checkpoint into a model that is spread over its ranks.
 
 Each rank reads the rows of its own shards, a few at a time, and no others. All names, shapes and types are compared
 before the first weight is read.
@@ -17,34 +17,33 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fasttrain.data import TrainingData
-from fasttrain.hf.names import parts
+from fasttrain.hf.names import INDEX, SINGLE, parts
 from fasttrain.model import Decoder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-DTYPES = ("F32", "BF16", "F16")
+READABLE = ("F32", "BF16", "F16")
 _DERIVED = "rotary_emb.inv_freq"  # older Llamas store it; rope_theta says the same
-_AT_ONCE = 64 * 2**20  # bytes of a tensor in memory
-_SHOWN = 3  # names in an error
+_READ_BYTES = 64 * 2**20  # of a tensor in memory
+_MAX_NAMES = 3  # in an error
 
 
 @torch.no_grad()
 def load_pretrained(model: Decoder, directory: Path) -> None:
     """Give a model the weights of a checkpoint. All ranks call it."""
     with _Tensors(directory) as tensors:
-        pieces = list(_pieces(model))
-        tensors.check({piece.name: piece.shape for piece in pieces})
-        for piece in pieces:
-            for rows, values in tensors.read(piece.name, piece.wanted):
-                piece.local[rows.start : rows.stop].copy_(values)
+        wanted = list(_rows_wanted(model))
+        tensors.check({tensor.name: tensor.shape for tensor in wanted})
+        for tensor in wanted:
+            for rows, values in tensors.read(tensor.name, tensor.wanted):
+                tensor.local[rows.start : rows.stop].copy_(values)
         if model.config.tied_head and HEAD in tensors.files:
-            _check_tied(tensors, next(piece for piece in pieces if piece.name == EMBEDDING))
+            _check_tied(tensors, next(tensor for tensor in wanted if tensor.name == EMBEDDING))
 
 
-class _Piece(NamedTuple):
+class _TensorRows(NamedTuple):
     """A tensor of the checkpoint, and what a rank wants of it."""
 
     name: str
@@ -53,7 +52,7 @@ class _Piece(NamedTuple):
     local: Tensor  # where they go
 
 
-def _pieces(model: Decoder) -> Iterator[_Piece]:
+def _rows_wanted(model: Decoder) -> Iterator[_TensorRows]:
     parameters = dict(model.named_parameters())
     for ours, theirs in parts(model.config, {name: len(parameter) for name, parameter in parameters.items()}).items():
         local, first = _shard(parameters[ours])
@@ -61,14 +60,14 @@ def _pieces(model: Decoder) -> Iterator[_Piece]:
         for name, rows in theirs.items():
             begin, end = max(first, start), min(first + len(local), start + rows)
             wanted = range(begin - start, max(end, begin) - start)
-            yield _Piece(
+            yield _TensorRows(
                 name, [rows, *parameters[ours].shape[1:]], wanted, local[begin - first : max(end, begin) - first]
             )
             start += rows
 
 
 def _shard(parameter: Tensor) -> tuple[Tensor, int]:
-    """What this rank has of a parameter, and its first row in the whole."""
+    """This rank's shard of a parameter, and its first row in the whole."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -110,14 +109,16 @@ class _Tensors:
             found, dtype = self._slice(name).get_shape(), self._slice(name).get_dtype()
             if found != shape:
                 raise ValueError(f"from_hf: {name} in {self.files[name]} is {found}, and its config.json says {shape}")
-            if dtype not in DTYPES:
-                raise ValueError(f"from_hf: {name} in {self.files[name]} is {dtype}; only {', '.join(DTYPES)} are read")
+            if dtype not in READABLE:
+                raise ValueError(
+                    f"from_hf: {name} in {self.files[name]} is {dtype}; only {', '.join(READABLE)} are read"
+                )
 
     def read(self, name: str, rows: range) -> Iterator[tuple[range, Tensor]]:
         """Some rows of a tensor, a few at a time; where they are among the rows that are asked for."""
         tensor = self._slice(name)
         shape = tensor.get_shape()
-        step = max(_AT_ONCE // (4 * (shape[1] if len(shape) > 1 else 1)), 1)
+        step = max(_READ_BYTES // (4 * (shape[1] if len(shape) > 1 else 1)), 1)
         for first in range(rows.start, rows.stop, step):
             last = min(first + step, rows.stop)
             yield range(first - rows.start, last - rows.start), tensor[first:last]
@@ -129,7 +130,7 @@ class _Tensors:
                 self._open[path] = self._stack.enter_context(safe_open(path, framework="pt"))
             return self._open[path].get_slice(name)
         except SafetensorError as error:
-            raise ValueError(f"from_hf: {path} is damaged, or copied in part ({error}); copy it again") from None
+            raise ValueError(f"from_hf: {path} is corrupt, or copied in part ({error}); copy it again") from None
 
 
 def _files(directory: Path) -> dict[str, Path]:
@@ -140,13 +141,13 @@ def _files(directory: Path) -> dict[str, Path]:
                 name: directory / file for name, file in json.loads(index.read_text("utf-8"))["weight_map"].items()
             }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"from_hf: {index} is damaged ({error!r}); copy it again") from None
+            raise ValueError(f"from_hf: {index} is corrupt ({error!r}); copy it again") from None
     elif single.exists():
         try:
             with safe_open(single, framework="pt") as file:
                 files = dict.fromkeys(file.keys(), single)
         except SafetensorError as error:
-            raise ValueError(f"from_hf: {single} is damaged, or copied in part ({error}); copy it again") from None
+            raise ValueError(f"from_hf: {single} is corrupt, or copied in part ({error}); copy it again") from None
     elif any(directory.glob("*.bin")):
         raise ValueError(
             f"from_hf: {directory} has its weights as pickles (.bin), which can run any program and are not read; "
@@ -161,7 +162,7 @@ def _files(directory: Path) -> dict[str, Path]:
     return files
 
 
-def _check_tied(tensors: _Tensors, embedding: _Piece) -> None:
+def _check_tied(tensors: _Tensors, embedding: _TensorRows) -> None:
     """Some checkpoints with a tied head store it all the same. It has to be what it is tied to."""
     for rows, values in tensors.read(HEAD, embedding.wanted):
         if not torch.equal(values.to(embedding.local), embedding.local[rows.start : rows.stop]):
@@ -172,7 +173,7 @@ def _check_tied(tensors: _Tensors, embedding: _Piece) -> None:
 
 
 def tokenizer_warning(directory: Path, data: TrainingData) -> str:
-    """What speaks against the data having the tokenizer of the checkpoint; empty: nothing. Other tokens: an error."""
+    """Say what differs between the tokenizers of data and checkpoint; empty: nothing. Other tokens are an error."""
     from tokenizers import Tokenizer
 
     path, ours = directory / "tokenizer.json", data.tokenizer()
@@ -195,7 +196,7 @@ def tokenizer_warning(directory: Path, data: TrainingData) -> str:
 
 
 def _parts_of(ours: Tokenizer, theirs: Tokenizer) -> Iterator[tuple[str, Any, Any]]:
-    """What decides about tokens, beside the vocabulary."""
+    """The parts of tokenizers that decide about tokens, beside the vocabulary."""
     one, other = json.loads(ours.to_str()), json.loads(theirs.to_str())
     for part in ("normalizer", "pre_tokenizer"):
         yield part, one[part], other[part]
@@ -203,4 +204,4 @@ def _parts_of(ours: Tokenizer, theirs: Tokenizer) -> Iterator[tuple[str, Any, An
 
 
 def _few(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else "")

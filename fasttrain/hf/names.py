@@ -13,9 +13,11 @@ from torch import Tensor
 
 from fasttrain import config
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the files of weights
+
 
 def huggingface_config(model: config.ModelConfig, *, vocab: int, sequence: int) -> dict[str, Any]:
-    """What config.json says of the architecture: the keyword arguments of Qwen3Config or LlamaConfig."""
+    """The architecture as config.json has it: the keyword arguments of Qwen3Config or LlamaConfig."""
     family = "Qwen3" if model.qk_norm else "Llama"
     return {
         "model_type": family.lower(),
@@ -55,7 +57,7 @@ def from_huggingface(state: Mapping[str, Tensor], model: config.ModelConfig) -> 
 
 
 def parts(model: config.ModelConfig, rows: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """Of each of our tensors, which has so many rows: Transformers' ones that it consists of, with theirs."""
+    """The tensors of Transformers, with their rows, that each of ours consists of. rows: those of ours."""
     names = _names(model).items()
     return {ours: {theirs: rows[ours]} if isinstance(theirs, str) else theirs for ours, theirs in names}
 

@@ -15,19 +15,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fasttrain.data.formats.dataset import GPT2, LLAMA3, Found, Known, Tokens
+from fasttrain.data.formats.dataset import GPT2, LLAMA3, FoundFiles, KnownVocab, TokenFiles
 
-AGAIN = "copy it again, or write it again"
+REMEDY = "copy it again, or write it again"
 RAW = ("train.bin", "val.bin")
 HEADER = 256 * 4  # bytes
 
 
 class Header(NamedTuple):
-    """What a magic number stands for."""
+    """The meaning of a magic number."""
 
     version: int
     dtype: str
-    known: Known
+    known: KnownVocab
 
 
 HEADERS = {20240520: Header(1, "uint16", GPT2), 20240801: Header(7, "uint32", LLAMA3)}
@@ -58,7 +58,7 @@ def split_of(path: Path) -> str | None:
     return "train" if "train" in words else None
 
 
-def find(path: Path) -> Found | None:
+def find(path: Path) -> FoundFiles | None:
     """The files of a directory, or one file, as the training data."""
     if path.is_file() and path.suffix != ".bin":
         _refuse_others(path)
@@ -75,10 +75,10 @@ def find(path: Path) -> Found | None:
                 "keep them in directories of their own"
             )
     header = HEADERS.get(first.magic or 0)
-    return Found(
+    return FoundFiles(
         kind="raw tokens of nanoGPT" if header is None else "shards of llm.c",
         splits={
-            name: Tokens(
+            name: TokenFiles(
                 paths=[shard.path for shard in files],
                 lengths=[shard.tokens for shard in files],
                 dtype=header.dtype if header else "uint16",
@@ -119,7 +119,7 @@ def _read(path: Path) -> _Shard:
     """The file, if it is whole."""
     size = path.stat().st_size
     if not size:
-        raise ValueError(f"dataset: {path} is empty; {AGAIN}")
+        raise ValueError(f"dataset: {path} is empty; {REMEDY}")
     head = _refuse_others(path)
     magic = int.from_bytes(head[:4], "little")
     if magic in HEADERS:
@@ -138,14 +138,14 @@ def _read(path: Path) -> _Shard:
     if size % 2:
         raise ValueError(
             f"dataset: {path} has {size} bytes, which is no whole number of uint16 tokens: truncated, or not tokens; "
-            f"{AGAIN}"
+            f"{REMEDY}"
         )
     return _Shard(path, None, size // 2)
 
 
 def _with_header(path: Path, size: int, head: bytes) -> _Shard:
     if len(head) < HEADER:
-        raise ValueError(f"dataset: {path} has {size} bytes, less than its header of {HEADER}: truncated; {AGAIN}")
+        raise ValueError(f"dataset: {path} has {size} bytes, less than its header of {HEADER}: truncated; {REMEDY}")
     magic, version, tokens = map(int, np.frombuffer(head, "<i4")[:3])
     header = HEADERS[magic]
     if version != header.version:
@@ -154,13 +154,13 @@ def _with_header(path: Path, size: int, head: bytes) -> _Shard:
             "it again with that version"
         )
     if tokens <= 0:
-        raise ValueError(f"dataset: {path} has {tokens} tokens by its header; {AGAIN}")
+        raise ValueError(f"dataset: {path} has {tokens} tokens by its header; {REMEDY}")
     expected = HEADER + tokens * np.dtype(header.dtype).itemsize
     if size != expected:
         state = "truncated, or still being copied" if size < expected else "it holds more than its header says"
         raise ValueError(
             f"dataset: {path} has {size} bytes instead of {expected}, for {tokens} tokens of {header.dtype}: {state}; "
-            f"{AGAIN}"
+            f"{REMEDY}"
         )
     return _Shard(path, magic, tokens)
 

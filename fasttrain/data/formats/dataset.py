@@ -18,27 +18,27 @@ from fasttrain.data.stream import DocumentEnds, TokenStream
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-WHOLE = 2**24  # tokens of a split that are read whole, in 0.1 s
-SAMPLE = 2**20  # of a longer one
-PIECES = 16  # evenly spread, of a sample
-DECODED = 2**17  # tokens of a split whose text is measured, in 0.1 s
+WHOLE_TOKENS = 2**24  # a split of so many is read whole, in 0.1 s
+SAMPLE_TOKENS = 2**20  # of a longer one
+SAMPLE_SPANS = 16  # evenly spread
+DECODED_TOKENS = 2**17  # tokens of a split whose text is measured, in 0.1 s
 NO_SEPARATOR = -1  # as data.separator
 SEPARATORS = ("<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "</s>")  # names, the likeliest first
 
 
-class Known(NamedTuple):
+class KnownVocab(NamedTuple):
     """A vocabulary, and the token between documents, if there is one."""
 
     vocab: int
     separator: int | None
 
 
-GPT2 = Known(50257, 50256)
-LLAMA3 = Known(128256, 128000)
+GPT2 = KnownVocab(50257, 50256)
+LLAMA3 = KnownVocab(128256, 128000)
 
 
 class Described(NamedTuple):
-    """What the files do not say, as settings: data.tokenizer, data.vocab, data.separator."""
+    """Settings for what the files do not say: data.tokenizer, data.vocab, data.separator."""
 
     tokenizer: Path | None = None
     vocab: int | None = None
@@ -49,7 +49,7 @@ class Described(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokens:
+class TokenFiles:
     """The files of a split, in a row."""
 
     paths: list[Path]
@@ -65,18 +65,18 @@ class Tokens:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundFiles:
     """Files, and what they say of themselves."""
 
     kind: str
-    splits: dict[str, Tokens]
-    known: Known | None = None
+    splits: dict[str, TokenFiles]
+    known: KnownVocab | None = None
 
 
-class ForeignDataset:
-    """Has what `Dataset` has, but for what nobody knows: then it is None."""
+class ExternalDataset:
+    """A dataset with the attributes of `Dataset`; what nobody knows is None."""
 
-    def __init__(self, path: Path, found: Found, described: Described) -> None:
+    def __init__(self, path: Path, found: FoundFiles, described: Described) -> None:
         self.path, self.kind = path, found.kind
         self._splits, self._described = found.splits, described
         samples = {name: _sample(tokens.stream(None)) for name, tokens in found.splits.items()}
@@ -135,36 +135,36 @@ class ForeignDataset:
         tokenizer, stream = self.tokenizer(), self.split(name)
         if tokenizer is None:
             return None
-        tokens = _spread(stream, DECODED)
+        tokens = _spread(stream, DECODED_TOKENS)
         return sum(len(text.encode()) for text in tokenizer.decode_batch(tokens.tolist())) / tokens.size
 
     def notes(self) -> list[str]:
-        """What was assumed, for people."""
+        """Assumptions about the data, for people."""
         separator = "none, so that a sample is one text" if self.separator is None else self.separator
         lines = [f"{self.path}: read as {self.kind}; vocabulary {self.vocab}, separator {separator}"]
         if self.tokenizer_path is None:
             lines.append(f"{self.path}: no data.tokenizer, and so no bits per byte and no sample of text")
         return lines
 
-    def _known(self, found: Found, samples: dict[str, _Sample]) -> Known:
-        """By the settings, else by the format, else by the sample."""
+    def _known(self, found: FoundFiles, samples: dict[str, _Sample]) -> KnownVocab:
+        """Vocabulary and separator by the settings, else by the format, else by the sample."""
         tokenizer, (_, vocab, separator) = self.tokenizer(), self._described
         if tokenizer is not None:
             known = _named(tokenizer)
         elif found.known or _is_gpt2(samples):
             known = found.known or GPT2
         else:
-            known = Known(vocab or self._counted(samples), None)
+            known = KnownVocab(vocab or self._counted(samples), None)
         vocab = vocab or known.vocab
         if separator is None:
             fits = known.separator is not None and known.separator < vocab
-            return Known(vocab, known.separator if fits else None)
+            return KnownVocab(vocab, known.separator if fits else None)
         if not NO_SEPARATOR <= separator < vocab:
             raise ValueError(
                 f"data.separator ({separator}) is not a token of the vocabulary of {vocab} ({self.path}); set it to "
                 f"the token between documents, or to {NO_SEPARATOR} if there is none"
             )
-        return Known(vocab, None if separator == NO_SEPARATOR else separator)
+        return KnownVocab(vocab, None if separator == NO_SEPARATOR else separator)
 
     def _counted(self, samples: dict[str, _Sample]) -> int:
         """The smallest vocabulary that all tokens are in, where all of them were read."""
@@ -186,16 +186,16 @@ class _Sample(NamedTuple):
 
 
 def _sample(stream: TokenStream) -> _Sample:
-    is_whole = len(stream) <= WHOLE
-    return _Sample(_spread(stream, WHOLE if is_whole else SAMPLE), is_whole)
+    is_whole = len(stream) <= WHOLE_TOKENS
+    return _Sample(_spread(stream, WHOLE_TOKENS if is_whole else SAMPLE_TOKENS), is_whole)
 
 
-def _spread(stream: TokenStream, tokens: int) -> np.ndarray:  # -> (pieces, n)
-    """All of the stream if it is not longer, or pieces of it."""
+def _spread(stream: TokenStream, tokens: int) -> np.ndarray:  # -> (spans, n)
+    """All of the stream if it is not longer, or spans of it."""
     if len(stream) <= tokens:
         return stream.windows(np.zeros(1, np.int64), len(stream))
-    length = tokens // PIECES
-    return stream.windows(np.linspace(0, len(stream) - length, PIECES).astype(np.int64), length)
+    length = tokens // SAMPLE_SPANS
+    return stream.windows(np.linspace(0, len(stream) - length, SAMPLE_SPANS).astype(np.int64), length)
 
 
 def _is_gpt2(samples: dict[str, _Sample]) -> bool:
@@ -204,6 +204,6 @@ def _is_gpt2(samples: dict[str, _Sample]) -> bool:
     )
 
 
-def _named(tokenizer: Tokenizer) -> Known:
+def _named(tokenizer: Tokenizer) -> KnownVocab:
     ids = [tokenizer.token_to_id(name) for name in SEPARATORS]
-    return Known(tokenizer.get_vocab_size(), next((number for number in ids if number is not None), None))
+    return KnownVocab(tokenizer.get_vocab_size(), next((number for number in ids if number is not None), None))

@@ -19,15 +19,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fasttrain.data.formats.bins import AGAIN, split_of
-from fasttrain.data.formats.dataset import Found, Tokens
+from fasttrain.data.formats.bins import REMEDY, split_of
+from fasttrain.data.formats.dataset import FoundFiles, TokenFiles
 
 MAGIC, VERSION = b"MMIDIDX\0\0", 1
 HEADER = struct.Struct("<9sQBQQ")
 TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}  # 6 and 7 are floats
 
 
-def find(path: Path) -> Found | None:
+def find(path: Path) -> FoundFiles | None:
     """One dataset, by its prefix or either file, or a directory with one for each split."""
     if path.is_dir():
         prefixes = _of_directory(path)
@@ -39,7 +39,7 @@ def find(path: Path) -> Found | None:
         prefixes = {"train": path}
     if not prefixes:
         return None
-    return Found(kind="a dataset of Megatron", splits={name: _read(prefix) for name, prefix in prefixes.items()})
+    return FoundFiles(kind="a dataset of Megatron", splits={name: _read(prefix) for name, prefix in prefixes.items()})
 
 
 def _of_directory(path: Path) -> dict[str, Path]:
@@ -59,7 +59,7 @@ def _of_directory(path: Path) -> dict[str, Path]:
     return prefixes
 
 
-def _read(prefix: Path) -> Tokens:
+def _read(prefix: Path) -> TokenFiles:
     """The two files, if they are whole and belong together."""
     index, data = _with(prefix, ".idx"), _with(prefix, ".bin")
     for missing, other in ((index, data), (data, index)):
@@ -72,7 +72,7 @@ def _read(prefix: Path) -> Tokens:
     if not head.startswith(MAGIC):
         raise ValueError(f"dataset: {index} begins with {head[:9]!r} instead of {MAGIC!r}: not an index of Megatron")
     if len(head) < HEADER.size:
-        raise ValueError(f"dataset: {index} has {len(head)} bytes: truncated; {AGAIN}")
+        raise ValueError(f"dataset: {index} has {len(head)} bytes: truncated; {REMEDY}")
     _, version, code, sequences, bounds = HEADER.unpack(head)
     if version != VERSION:
         raise ValueError(
@@ -82,18 +82,18 @@ def _read(prefix: Path) -> Tokens:
         raise ValueError(f"dataset: {index} has tokens of type {code}, but tokens are integers: {_types()}")
     if not sequences or bounds < 2:
         raise ValueError(
-            f"dataset: {index} has {sequences} sequences in {max(0, bounds - 1)} documents: empty; {AGAIN}"
+            f"dataset: {index} has {sequences} sequences in {max(0, bounds - 1)} documents: empty; {REMEDY}"
         )
     size, expected = index.stat().st_size, HEADER.size + 12 * sequences + 8 * bounds
     if size != expected:
         state = "truncated, or still being copied" if size < expected else "it holds more, as of several modes"
         raise ValueError(
             f"dataset: {index} has {size} bytes instead of {expected}, for {sequences} sequences in {bounds - 1} "
-            f"documents: {state}; {AGAIN}"
+            f"documents: {state}; {REMEDY}"
         )
     ends = Ends(index, np.dtype(TYPES[code]).itemsize, sequences, bounds)
     ends.check(data)
-    return Tokens(paths=[data], lengths=[ends.total], dtype=TYPES[code], ends=ends)
+    return TokenFiles(paths=[data], lengths=[ends.total], dtype=TYPES[code], ends=ends)
 
 
 class Ends:
@@ -140,7 +140,7 @@ class Ends:
         if first != 0 or last != len(self._offsets):
             raise ValueError(
                 f"dataset: by {self._path}, documents go from sequence {first} to {last}, but there are "
-                f"{len(self._offsets)}; {AGAIN}"
+                f"{len(self._offsets)}; {REMEDY}"
             )
 
 

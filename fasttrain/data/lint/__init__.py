@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fasttrain.data.lint.findings import Example, Finding, Profile, Report
-from fasttrain.data.lint.run import lint
+from fasttrain.data.lint.checks import lint
+from fasttrain.data.lint.findings import Example, LintFinding, LintReport, Profile
 
-__all__ = ["Example", "Finding", "Profile", "Report", "lint"]
+__all__ = ["Example", "LintFinding", "LintReport", "Profile", "lint"]

@@ -1,69 +1,197 @@
-"""Where documents begin and end: by the index of a dataset, or by its separators where there is none."""
+"""Checks of documents: the index in ascending order, one separator before each document, and their lengths."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
 
 import numpy as np
 
-from fasttrain.data.stream import DocumentEnds
+from fasttrain.data.lint.findings import SYSTEMATIC, LintFinding, Severity, graded
+from fasttrain.data.lint.split import BINS, HitCounter, TokenChunk, TokenSource
+
+INDEX_BLOCK = 2**16  # documents at a time
+INDEX_SAMPLES, INDEX_SAMPLE = 64, 2**9  # of the quick part: a page each
+REMEDY = "prepare the dataset again"
+MIN_TOKENS = 2**16  # in which there must be a separator
+PER_OCTAVE = 16  # classes of lengths between n and 2 n: percentiles are within 5%
+TINY_TOKENS = 8  # too little text to learn from
+MAX_TINY = 0.2  # share of tiny documents
+EDGES = np.unique(np.ceil(2 ** (np.arange(48 * PER_OCTAVE) / PER_OCTAVE)).astype(np.int64))  # 1, 2, 3, ... 2**48
 
 
-class Within(NamedTuple):
-    """Of a piece; its fields are those of Piece."""
-
-    begins: np.ndarray
-    ends: np.ndarray
-    lengths: np.ndarray
-    documents_before: int
-
-
-class Documents(Protocol):
-    """Asked for one piece after the other."""
-
-    def within(self, start: int, stop: int, tokens: np.ndarray, /) -> Within: ...
-
-
-def documents_of(ends: DocumentEnds | None, separator: int | None, tokens: int) -> Documents:
-    return _Separated(separator, tokens) if ends is None else _Indexed(ends)
-
-
-class _Indexed(Documents):
-    """Documents by their index."""
-
-    def __init__(self, ends: DocumentEnds) -> None:
-        self._ends = ends
-
-    def within(self, start: int, stop: int, _: np.ndarray) -> Within:
-        edges = np.array([start, stop], np.int64)  # int64: numpy would convert the whole index to the type of others
-        left, right = (self._ends.searchsorted(edges, side=side).tolist() for side in ("left", "right"))
-        first = right[0] if start else 0
-        before = self._ends[np.array([first - 1])] if first else np.zeros(1, np.int64)
-        begins, ends = self._ends[np.arange(*left)], self._ends[np.arange(first, right[1])]
-        lengths = np.diff(ends, prepend=before)
-        if start == 0:
-            return Within(np.concatenate([before, begins]), ends, lengths, 0)
-        return Within(begins, ends, lengths, left[0] + 1)
+def check_index(source: TokenSource, *, quick: bool) -> list[LintFinding]:
+    """Check that documents end one after the other, if there is an index. A bad one is not used by later checks."""
+    ends = source.ends
+    if ends is None:
+        return []
+    size = INDEX_SAMPLE if quick else INDEX_BLOCK
+    starts: Sequence[int] = range(0, len(ends), size)
+    if quick and len(starts) > INDEX_SAMPLES:
+        starts = np.linspace(0, len(ends) - size, INDEX_SAMPLES).astype(np.int64).tolist()
+    wrong = read = 0
+    for start in starts:
+        block = ends[np.arange(start, min(start + size + 1, len(ends)))]
+        wrong += int((np.diff(block) < 0).sum()) + int(block[0] < 0) + int(block[-1] > len(source))
+        read += min(len(block), size)
+    if not wrong:
+        return [source.finding("index", "ok", 0, read, "documents", f"{len(ends):,} documents, one after the other")]
+    source.ends = None
+    text = (
+        f"{wrong:,} documents end before they begin, or after the last token: the index is corrupt, and is not used "
+        "below; copy the dataset again, or prepare it again"
+    )
+    return [source.finding("index", "error", wrong, read, "documents", text)]
 
 
-class _Separated(Documents):
-    """Documents of a stream without an index: each begins with a separator, the first wherever the stream begins."""
+class Separators:
+    """How many there are; doubled ones, missing ones, some inside documents, and documents of nothing else."""
 
-    def __init__(self, separator: int | None, tokens: int) -> None:
-        self._separator, self._tokens = separator, tokens
-        self._stop = self._count = 0
-        self._begin: int | None = None  # of the document that runs on; None: not seen
+    def __init__(self, source: TokenSource) -> None:
+        self._source = source
+        self._tokens = self._found = self._documents = self._ended = self._trailing = 0
+        self._doubled, self._missing, self._inside, self._empty = (source.counter() for _ in range(4))
+        self.along, self.doubled_along = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
 
-    def within(self, start: int, stop: int, tokens: np.ndarray) -> Within:
-        none = np.empty(0, np.int64)
-        begins = none if self._separator is None else np.flatnonzero(tokens == self._separator) + start
-        if start == 0 and not (len(begins) and begins[0] == 0):
-            begins = np.concatenate([[0], begins])
-        known = begins
-        if start and start == self._stop and self._begin is not None:
-            known = np.concatenate([[self._begin], begins])
-        ends = np.append(known[1:], stop) if stop == self._tokens and len(known) else known[1:]
-        lengths = ends - known[: len(ends)]
-        before, self._count = self._count, self._count + len(begins)
-        self._stop, self._begin = stop, int(known[-1]) if len(known) else None
-        return Within(begins, ends, lengths, before)
+    def add(self, chunk: TokenChunk) -> None:
+        separator = self._source.separator
+        self._tokens += len(chunk)
+        self._documents += len(chunk.begins)
+        if separator is None:
+            return
+        here = np.flatnonzero(chunk.tokens == separator) + chunk.start
+        self._found += len(here)
+        later = here[here > 0]
+        doubled = later[chunk.around[later - 1 - chunk.first] == separator]
+        self._doubled.add(doubled)
+        self.along += self._source.bins(here)
+        self.doubled_along += self._source.bins(doubled)
+        if self._source.indexed:
+            self._compare(chunk, here, doubled, separator)
+
+    def _compare(self, chunk: TokenChunk, here: np.ndarray, doubled: np.ndarray, separator: int) -> None:
+        """Compare with the index."""
+        at_first, at_last = (chunk.around[np.maximum(chunk.begins - chunk.first - n, 0)] == separator for n in (0, 1))
+        self._trailing += int((at_last & ~at_first).sum())
+        # the document before may end with it instead, which is the same stream
+        self._missing.add(chunk.begins[~at_first & ~at_last])
+        ends, lengths = chunk.ends, chunk.lengths
+        last, last_but_one = (chunk.around[np.maximum(ends - chunk.first - n, 0)] == separator for n in (1, 2))
+        empty = (lengths == 0) | (last & ((lengths == 1) | ((lengths == 2) & last_but_one)))
+        self._empty.add((ends - lengths)[empty])
+        self._ended += len(ends)
+        self._inside.add(np.setdiff1d(here, np.concatenate([chunk.begins, ends - 1, doubled])))
+
+    def findings(self) -> list[LintFinding]:
+        if self._source.separator is None:
+            text = "the dataset names no separator, so nothing is checked"
+            return [self._source.finding("separators", "ok", 0, 0, "separators", text)]
+        found, documents = self._found, self._documents
+        doubled = (
+            f"{self._doubled.count:,} of {found:,} separators follow another one, and the model trains on an empty "
+            f"document at each; write one separator between documents, and drop empty ones ({REMEDY})"
+        )
+        findings = [self._rate(), self._graded("doubled separators", self._doubled, found, "separators", doubled)]
+        if not self._source.indexed:
+            return findings
+        inside = (
+            f"{self._inside.count:,} separators stand inside documents, where no text ends; encode text without "
+            f"special tokens ({REMEDY})"
+        )
+        empty = f"{self._empty.count:,} of {self._ended:,} documents hold no text; drop them ({REMEDY})"
+        return [
+            *findings,
+            self._missing_finding(documents),
+            self._graded("separators inside", self._inside, found, "separators", inside),
+            self._graded("empty documents", self._empty, self._ended, "documents", empty),
+        ]
+
+    def _rate(self) -> LintFinding:
+        """Compare the number of separators with that of documents."""
+        source, found, documents = self._source, self._found, self._documents
+        if not found and (documents > 1 if source.indexed else self._tokens >= MIN_TOKENS):
+            text = (
+                f"there is no separator {self._name} in {self._tokens:,} tokens, so the model cannot learn where a "
+                "text ends; name the token that separates documents here (data.separator; -1: all is one text), or "
+                f"{REMEDY}"
+            )
+            severity: Severity = "error" if source.indexed else "warning"  # a stream may be one text
+            return source.finding("separators", severity, 0, documents, "documents", text)
+        text = f"{found:,} separators {self._name}, {found / max(self._tokens, 1) * 1e6:,.0f} per million tokens"
+        if not source.indexed:
+            return source.finding("separators", "ok", found, documents, "documents", text)
+        text += f", for {documents:,} documents"
+        if abs(found - documents) <= 0.01 * documents:
+            return source.finding("separators", "ok", found, documents, "documents", text)
+        text += f": {found / max(documents, 1):.2f} for each, which should be 1; the checks below say where they are"
+        return source.finding("separators", "warning", found, documents, "documents", text)
+
+    def _missing_finding(self, documents: int) -> LintFinding:
+        missing = self._missing
+        if self._trailing > documents / 2:
+            if missing.places[:1] == [0]:  # nothing is before the first document
+                missing = missing.counted(missing.count - 1, skip=1)
+            if not missing.count:
+                text = f"none among {documents:,} documents, which end with it instead of beginning with it"
+                return self._source.finding("missing separators", "ok", 0, documents, "documents", text)
+        text = (
+            f"{missing.count:,} of {documents:,} documents do not begin with the separator {self._name}, and the model "
+            f"does not learn where those before them end; {REMEDY}"
+        )
+        return self._graded("missing separators", missing, documents, "documents", text)
+
+    def _graded(self, check: str, seen: HitCounter, of: int, unit: str, text: str) -> LintFinding:
+        severity = graded(seen.count, of, warning=0, error=SYSTEMATIC)
+        text = text if seen.count else f"none among {of:,} {unit}"
+        return self._source.finding(check, severity, seen, of, unit, text)
+
+    @property
+    def _name(self) -> str:
+        return self._source.name(self._source.separator or 0)
+
+
+class Lengths:
+    """Percentiles, and the share of documents that are very short or longer than a sample."""
+
+    def __init__(self, source: TokenSource, sequence: int | None) -> None:
+        self._source, self._sequence = source, sequence
+        self.counts = np.zeros(len(EDGES), np.int64)
+        self._documents = self._longer = self._longest = self._total = 0
+        self._tiny = source.counter()
+
+    def add(self, chunk: TokenChunk) -> None:
+        lengths = chunk.lengths
+        if not len(lengths):
+            return
+        classes = np.searchsorted(EDGES, np.maximum(lengths, 1), side="right") - 1
+        self.counts += np.bincount(classes, minlength=len(EDGES))
+        self._documents += len(lengths)
+        self._total += int(lengths.sum())
+        self._longest = max(self._longest, int(lengths.max()))
+        self._tiny.add((chunk.ends - lengths)[lengths <= TINY_TOKENS])
+        if self._sequence is not None:
+            self._longer += int((lengths > self._sequence).sum())
+
+    def findings(self) -> list[LintFinding]:
+        documents = self._documents
+        if not documents:
+            return []
+        severity: Severity = "warning" if self._tiny.count > MAX_TINY * documents else "ok"
+        low, middle, high = (self.percentile(p) for p in (5, 50, 95))
+        text = (
+            f"5% of {documents:,} documents have up to {low:,} tokens, half {middle:,}, 95% {high:,}; the longest "
+            f"{self._longest:,}, the mean {self._total / documents:,.0f}"
+        )
+        if self._sequence is not None:
+            text += f"; {self._longer / documents:.1%} are longer than a sample of {self._sequence:,}"
+        if severity != "ok":
+            text = (
+                f"{self._tiny.count / documents:.0%} of {documents:,} documents have {TINY_TOKENS} tokens or fewer: "
+                "lines taken for documents, or a separator inside of them; look at the examples"
+            )
+        figures = dict(p5=low, p50=middle, p95=high, longest=self._longest, mean=self._total / documents)
+        return [self._source.finding("document lengths", severity, self._tiny, documents, "documents", text, **figures)]
+
+    def percentile(self, percent: float) -> int:
+        """At most 5% too low."""
+        reached = np.searchsorted(np.cumsum(self.counts), percent / 100 * self._documents)
+        return int(EDGES[min(int(reached), len(EDGES) - 1)])

@@ -28,7 +28,7 @@ class Example:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class LintFinding:
     """The result of a check. "ok" says what was measured, the others what is wrong and what to do."""
 
     check: str
@@ -48,7 +48,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What the plot shows of a split. The arrays over `bins` go along the stream."""
+    """A split as the plot shows it. The arrays over `bins` go along the stream."""
 
     tokens: int
     lengths: np.ndarray  # documents of each class of lengths,
@@ -58,17 +58,17 @@ class Profile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class LintReport:
     """All findings, in the order of the checks."""
 
     dataset: str
     quick: bool
     seconds: float
     read: Mapping[str, int]  # tokens of each split that were looked at
-    findings: tuple[Finding, ...]
+    findings: tuple[LintFinding, ...]
     profiles: Mapping[str, Profile]
 
-    def having(self, severity: Severity) -> list[Finding]:
+    def having(self, severity: Severity) -> list[LintFinding]:
         return [finding for finding in self.findings if finding.severity == severity]
 
     def exit_code(self, *, strict: bool = False) -> int:
@@ -90,7 +90,7 @@ class Report:
 
 
 def graded(count: int, of: int, *, warning: float, error: float) -> Severity:
-    """By the share of what is wrong."""
+    """The severity of a share that is wrong."""
     rate = count / of if of else 0.0
     if rate > error:
         return "error"

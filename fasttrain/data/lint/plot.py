@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fasttrain.data.lint.findings import Profile, Report
+from fasttrain.data.lint.findings import LintReport, Profile
 
 try:
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
@@ -28,7 +28,7 @@ RED = "#c0262d"
 PER_PART = 8  # documents to a point of a line along the stream
 
 
-def draw(report: Report, path: Path) -> None:
+def draw(report: LintReport, path: Path) -> None:
     """Four panels; the ending of the name decides about the format."""
     figure = Figure(figsize=(12, 8), layout="constrained")
     errors, warnings = len(report.having("error")), len(report.having("warning"))
@@ -48,7 +48,7 @@ def draw(report: Report, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _lengths(axes: Axes, report: Report) -> None:
+def _lengths(axes: Axes, report: LintReport) -> None:
     for name, profile in report.profiles.items():
         if not profile.lengths.sum():
             continue
@@ -70,7 +70,7 @@ def _coarser(profile: Profile, classes: int = 4) -> tuple[np.ndarray, np.ndarray
     return np.append(profile.length_edges[first], profile.length_edges[-1]), np.add.reduceat(profile.lengths, first)
 
 
-def _ranks(axes: Axes, report: Report) -> None:
+def _ranks(axes: Axes, report: LintReport) -> None:
     """A straight line is what text has; a step is padding, or a token that should not be there."""
     for name, profile in report.profiles.items():
         counts = np.sort(profile.histogram[profile.histogram > 0])[::-1]
@@ -82,10 +82,12 @@ def _ranks(axes: Axes, report: Report) -> None:
     size = max(len(profile.histogram) for profile in report.profiles.values())
     rank = np.arange(1, size + 1)
     axes.plot(rank, 1 / rank / (1 / rank).sum(), color="#999999", lw=0.8, ls="--", label="Zipf's law: 1 / rank")
-    axes.set(xscale="log", yscale="log", title="Tokens by rank", xlabel="rank of the id", ylabel="share of all tokens")
+    axes.set(
+        xscale="log", yscale="log", title="TokenFiles by rank", xlabel="rank of the id", ylabel="share of all tokens"
+    )
 
 
-def _separators(axes: Axes, report: Report) -> None:
+def _separators(axes: Axes, report: LintReport) -> None:
     for name, profile in report.profiles.items():
         _along(axes, profile, "separators", _colour(report, name), f"{name}: separators")
         if np.nansum(profile.along["doubled separators"]):
@@ -94,8 +96,8 @@ def _separators(axes: Axes, report: Report) -> None:
     axes.set_ylim(bottom=0)
 
 
-def _repetition(axes: Axes, report: Report) -> None:
-    """Of the training data: held-out documents are few."""
+def _repetition(axes: Axes, report: LintReport) -> None:
+    """Show the training data: held-out documents are few."""
     name = "train" if "train" in report.profiles else next(iter(report.profiles))
     profile = report.profiles[name]
     for (key, label), colour in zip(PARTS.items(), (RED, OTHERS[1], COLOURS["train"]), strict=True):
@@ -106,7 +108,7 @@ def _repetition(axes: Axes, report: Report) -> None:
 
 
 def _along(axes: Axes, profile: Profile, key: str, colour: str, label: str, *, scale: float = 1) -> None:
-    """In as many parts as there are documents for: with a few in each, all would be noise."""
+    """Draw a line of as many parts as there are documents for: with a few in each, all would be noise."""
     values, documents = profile.along[key] * scale, int(profile.lengths.sum())
     parts = next((n for n in (200, 100, 50, 20, 10) if n * PER_PART <= documents and n <= len(values)), 5)
     groups = values.reshape(parts, -1)
@@ -116,5 +118,5 @@ def _along(axes: Axes, profile: Profile, key: str, colour: str, label: str, *, s
     axes.set_xlim(0, 100)
 
 
-def _colour(report: Report, name: str) -> str:
+def _colour(report: LintReport, name: str) -> str:
     return COLOURS.get(name) or OTHERS[list(report.profiles).index(name) % len(OTHERS)]

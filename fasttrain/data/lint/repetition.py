@@ -1,60 +1,158 @@
-"""Loops: spans of tokens that repeat what stands a few tokens before, over and over."""
+"""Text that occurs more than once: loops, documents, spans of them, and documents of validation in training data.
+
+The hash of tokens x[a:b] is the sum of r[x[i]] * B**(i - a) modulo 2**64, with a random number r for each id and an odd
+B. With the sums S of r[x[i]] * B**i up to each place of a chunk, that is (S[b] - S[a]) * B**-a, so all spans of a
+chunk cost one pass. A bounded sample of hashes still knows how many are alike.
+"""
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import NamedTuple
+
 import numpy as np
 
-from fasttrain.data.lint.findings import Finding, graded
-from fasttrain.data.lint.source import AFTER, BEFORE, BINS, Piece, Source
+from fasttrain.data.lint.findings import LintFinding, graded
+from fasttrain.data.lint.split import AFTER, BEFORE, BINS, TokenChunk, TokenSource
 
+BASE = np.uint64(0x9E3779B97F4A7C15)  # odd: its powers have inverses modulo 2**64
+_INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 2**64))
 PERIODS = range(1, 65)  # tokens between a token and its repetition
-RUN = 32  # repeated tokens in a row: 2 rounds and more of a loop of 16
-LEVELS = (0.02, 0.5)  # share of tokens; tables and drawings in good text have a few
+MIN_RUN = 32  # repeated tokens in a row: 2 rounds and more of a loop of 16
+LOOPS_LEVELS = (0.02, 0.5)  # share of tokens; tables and drawings in good text have a few
 _WORD = np.uint64(0x0101010101010101)  # eight times True
-assert max(PERIODS) + RUN <= BEFORE
-assert RUN <= AFTER
+assert max(PERIODS) + MIN_RUN <= BEFORE
+assert MIN_RUN <= AFTER
+MAX_DOCUMENTS = 2**23  # hashes of documents that are kept, 16 bytes each; of larger datasets, a share
+MAX_SPANS = 2**20
+SPAN_TOKENS = 32  # so many in a row are alike by copying, hardly by chance
+MIN_DOCUMENT_TOKENS = 32  # shorter documents are alike by chance
+COPIES_LEVELS = (0.01, 0.5)  # share of documents
+SPANS_LEVELS = (0.3, 0.8)  # share of spans: licences, headers and menus are in every corpus
+
+
+class Repeats(NamedTuple):
+    places: np.ndarray  # of all hashes of a sample, in the order of the stream
+    again: np.ndarray  # whether the same stood at an earlier place
+
+
+class Hasher:
+    """Prefix sums of chunks of up to `size` tokens."""
+
+    def __init__(self, vocab: int, size: int) -> None:
+        self._random = np.random.default_rng(0).integers(0, 2**64, size=vocab, dtype=np.uint64)
+        self.powers, self.inverses = _powers(BASE, size + 1), _powers(_INVERSE, size + 1)
+
+    def sums(self, tokens: np.ndarray) -> np.ndarray:  # (n,) -> (n + 1,) uint64
+        out = np.zeros(len(tokens) + 1, np.uint64)
+        terms = np.take(self._random, tokens, mode="clip")  # an id that is not in the vocabulary counts as the last
+        terms *= self.powers[: len(tokens)]
+        np.cumsum(terms, out=out[1:])
+        return out
+
+    def runs(self, sums: np.ndarray, length: int) -> np.ndarray:  # -> (n - length + 1,)
+        """The hash of every `length` tokens."""
+        hashes = sums[length:] - sums[:-length]
+        hashes *= self.inverses[: len(hashes)]
+        return hashes
+
+
+class HashSample:
+    """Hashes below a limit, with where they were seen; the limit falls as they become too many.
+
+    Equal hashes stay or go together, so that the share of repeats in the sample is that of all, and what is kept does
+    not depend on the order. 16 bytes for each.
+    """
+
+    def __init__(self, capacity: int, *, expected: int = 0) -> None:
+        self._capacity, self._kept = capacity, 0
+        self._hashes: list[np.ndarray] = []
+        self._places: list[np.ndarray] = []
+        self.halvings = 0
+        while expected >> self.halvings > 2 * capacity:  # do not keep first what will be dropped later
+            self.halvings += 1
+
+    def add(self, hashes: np.ndarray, places: np.ndarray | int) -> None:  # (n,) uint64, (n,) or the place of the first
+        chosen = np.flatnonzero(hashes <= self.limit)
+        self._hashes.append(hashes[chosen])
+        self._places.append(chosen + places if isinstance(places, int) else places[chosen])
+        self._kept += len(chosen)
+        while self._kept > self._capacity:
+            self.halvings += 1
+            all_hashes, all_places = self.all()
+            below = all_hashes <= self.limit
+            self._hashes, self._places, self._kept = [all_hashes[below]], [all_places[below]], int(below.sum())
+
+    def all(self) -> tuple[np.ndarray, np.ndarray]:
+        """Hashes and places, in the order of the stream."""
+        none_hashes, none_places = np.empty(0, np.uint64), np.empty(0, np.int64)
+        return np.concatenate([none_hashes, *self._hashes]), np.concatenate([none_places, *self._places])
+
+    def repeats(self) -> Repeats:
+        hashes, places = self.all()
+        order = np.argsort(hashes, kind="stable")
+        again = np.zeros(len(hashes), bool)
+        again[order[1:]] = hashes[order[1:]] == hashes[order[:-1]]
+        return Repeats(places, again)
+
+    @property
+    def limit(self) -> np.uint64:
+        return np.uint64((2**64 - 1) >> self.halvings)
+
+
+def mixed(hashes: np.ndarray, lengths: np.ndarray) -> np.ndarray:  # uint64, int64 -> uint64
+    """Mix hashes with the lengths, spread evenly over all 64 bits."""
+    x = hashes ^ (lengths.astype(np.uint64) * BASE)
+    x = (x ^ (x >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    return x ^ (x >> np.uint64(32))
+
+
+def _powers(base: np.uint64, count: int) -> np.ndarray:
+    out = np.full(count, base, np.uint64)
+    out[0] = 1
+    return np.cumprod(out)
 
 
 class Loops:
-    """Tokens in runs of at least RUN that equal those PERIODS before."""
+    """TokenFiles in runs of at least MIN_RUN that equal those PERIODS before."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: TokenSource) -> None:
         self._source = source
         self._read = self._tokens = self._documents_read = self._documents = 0
         self._last_document = -1
-        self._stretches = source.tally()
+        self._spans = source.counter()
         self.along = np.zeros(BINS, np.int64)
 
-    def add(self, piece: Piece) -> None:
-        self._read += len(piece)
-        self._documents_read += len(piece.begins)
-        loops = loops_in(piece.around)
-        core = loops[piece.start - piece.first :][: len(piece)]
+    def add(self, chunk: TokenChunk) -> None:
+        self._read += len(chunk)
+        self._documents_read += len(chunk.begins)
+        loops = loops_in(chunk.around)
+        core = loops[chunk.start - chunk.first :][: len(chunk)]
         places = np.flatnonzero(core)
         if not len(places):
             return
         self._tokens += len(places)
-        self.along += self._source.bins(places + piece.start)
-        before = np.concatenate([loops[piece.start - piece.first - 1 :][:1] if piece.start else [False], core[:-1]])
-        self._stretches.add(np.flatnonzero(core & ~before) + piece.start)
-        documents = piece.documents_before + np.searchsorted(piece.begins, places + piece.start, side="right")
+        self.along += self._source.bins(places + chunk.start)
+        before = np.concatenate([loops[chunk.start - chunk.first - 1 :][:1] if chunk.start else [False], core[:-1]])
+        self._spans.add(np.flatnonzero(core & ~before) + chunk.start)
+        documents = chunk.documents_before + np.searchsorted(chunk.begins, places + chunk.start, side="right")
         found = np.unique(documents)
         self._documents += len(found) - int(found[0] == self._last_document)
         self._last_document = int(found[-1])
 
-    def findings(self) -> list[Finding]:
-        severity = graded(self._tokens, self._read, warning=LEVELS[0], error=LEVELS[1])
+    def findings(self) -> list[LintFinding]:
+        severity = graded(self._tokens, self._read, warning=LOOPS_LEVELS[0], error=LOOPS_LEVELS[1])
         share = self._tokens / max(self._read, 1)
-        text = f"{share:.2%} of the tokens are in {self._stretches.count:,} loops, in {self._documents:,} documents"
+        text = f"{share:.2%} of the tokens are in {self._spans.count:,} loops, in {self._documents:,} documents"
         if severity != "ok":
             text += "; drop documents that repeat themselves: a model that trains on loops writes loops"
-        figures = dict(loops=self._stretches.count, documents=self._documents)
-        seen = self._stretches.counted(self._tokens)
+        figures = dict(loops=self._spans.count, documents=self._documents)
+        seen = self._spans.counted(self._tokens)
         return [self._source.finding("repetition", severity, seen, self._read, "tokens", text, **figures)]
 
 
 def loops_in(tokens: np.ndarray) -> np.ndarray:  # (n,) -> (n,) bool
-    """Which tokens lie in a run of RUN that equal those before."""
+    """Which tokens lie in a run of MIN_RUN that equal those before."""
     steps = np.zeros(len(tokens) + 1, np.int32)  # +1 where a run begins, -1 where it ends
     equal = np.zeros(len(tokens) + 8, bool)
     words = equal[: len(equal) // 8 * 8].view(np.uint64)
@@ -63,11 +161,122 @@ def loops_in(tokens: np.ndarray) -> np.ndarray:  # (n,) -> (n,) bool
             break
         np.equal(tokens[period:], tokens[:-period], out=equal[: len(tokens) - period])
         equal[len(tokens) - period :] = False
-        whole = words == _WORD  # a run of RUN holds RUN / 8 - 1 whole words, wherever it begins
+        whole = words == _WORD  # a run of MIN_RUN holds MIN_RUN / 8 - 1 whole words, wherever it begins
         if whole.any() and (whole[:-2] & whole[1:-1] & whole[2:]).any():
             edges = np.flatnonzero(np.diff(equal, prepend=False))
             begins, ends = edges[::2] + period, edges[1::2] + period
-            long = ends - begins >= RUN
+            long = ends - begins >= MIN_RUN
             steps[begins[long]] += 1
             steps[ends[long]] -= 1
     return np.cumsum(steps[:-1]) > 0 if steps.any() else np.zeros(len(tokens), bool)
+
+
+class Duplicates:
+    """Hashes of documents and of sampled spans."""
+
+    def __init__(self, source: TokenSource, hasher: Hasher) -> None:
+        self._source, self._hasher = source, hasher
+        documents = 0 if source.ends is None else len(source.ends)
+        self.documents = HashSample(MAX_DOCUMENTS, expected=documents)
+        self.spans = HashSample(MAX_SPANS, expected=len(source))
+        self._continues, self._carried, self._length = False, 0, 0  # a document into the next chunk: hash and tokens
+
+    def add(self, chunk: TokenChunk) -> None:
+        core = chunk.start - chunk.first
+        tokens = chunk.around[core : core + len(chunk) + SPAN_TOKENS - 1]
+        sums = self._hasher.sums(tokens)
+        if len(tokens) >= SPAN_TOKENS:
+            self.spans.add(self._hasher.runs(sums, SPAN_TOKENS)[: len(chunk)], chunk.start)
+        self._add_documents(chunk, sums[: len(chunk) + 1])
+
+    def _add_documents(self, chunk: TokenChunk, sums: np.ndarray) -> None:
+        ends, starts = chunk.ends - chunk.start, chunk.ends - chunk.lengths - chunk.start
+        separator = self._source.separator
+        begun_here = starts >= 0
+        # the text, without the separator before it
+        texts = np.maximum(starts, 0)
+        if separator is not None and len(texts):
+            first = chunk.tokens[np.minimum(texts, len(chunk) - 1)]
+            texts = np.minimum(texts + (begun_here & (first == separator)), ends)
+        hashes = (sums[ends] - sums[texts]) * self._hasher.inverses[texts]
+        lengths = ends - texts
+        if len(ends) and not begun_here[0]:
+            hashes[0] = self._joined(int(hashes[0]))
+            lengths[0] += self._length
+        long = lengths >= MIN_DOCUMENT_TOKENS
+        self.documents.add(mixed(hashes, lengths)[long], (chunk.ends - chunk.lengths)[long])
+        self._carry(chunk, sums, int(ends[-1]) if len(ends) else 0, ended=len(ends) > 0)
+
+    def _carry(self, chunk: TokenChunk, sums: np.ndarray, last: int, *, ended: bool) -> None:
+        """What follows the last end of a document, for the document that it belongs to."""
+        begins = ended or not self._continues
+        self._continues = last < len(chunk)
+        if begins and self._continues and chunk.tokens[last] == self._source.separator:
+            last += 1
+        rest = (int(sums[len(chunk)]) - int(sums[last])) * int(self._hasher.inverses[last]) % 2**64
+        if begins:
+            self._carried, self._length = rest, len(chunk) - last
+        else:
+            self._carried, self._length = self._joined(rest), self._length + len(chunk)
+
+    def _joined(self, rest: int) -> int:
+        """The hash of what was carried and the rest."""
+        return (self._carried + pow(int(BASE), self._length, 2**64) * rest) % 2**64
+
+    def findings(self) -> list[LintFinding]:
+        return [self._copies(), self._spans()]
+
+    def _copies(self) -> LintFinding:
+        places, again = self.repeated_documents
+        seen = self._source.counter()
+        seen.add(places[again])
+        severity = graded(seen.count, len(places), warning=COPIES_LEVELS[0], error=COPIES_LEVELS[1])
+        text = (
+            f"{seen.count:,} of {len(places):,} documents of {MIN_DOCUMENT_TOKENS} tokens and more are copies of "
+            "earlier ones"
+        )
+        if self.documents.halvings:
+            text += f" (in a sample of one in {2**self.documents.halvings})"
+        if severity != "ok":
+            text += "; remove duplicates before preparing: copies are learned by heart"
+        return self._source.finding("duplicates", severity, seen, len(places), "documents", text)
+
+    def _spans(self) -> LintFinding:
+        places, again = self.repeated_spans
+        seen = self._source.counter()
+        seen.add(places[again])
+        severity = graded(seen.count, len(places), warning=SPANS_LEVELS[0], error=SPANS_LEVELS[1])
+        text = f"{seen.count / max(len(places), 1):.1%} of the spans of {SPAN_TOKENS} tokens have occurred before"
+        if severity != "ok":
+            text += "; remove near-duplicates and text that every document carries, such as menus and licences"
+        return self._source.finding("repeated text", severity, seen, len(places), "spans", text)
+
+    @cached_property
+    def repeated_documents(self) -> Repeats:
+        return self.documents.repeats()
+
+    @cached_property
+    def repeated_spans(self) -> Repeats:
+        return self.spans.repeats()
+
+    def along(self, repeats: Repeats) -> np.ndarray:  # -> (BINS,)
+        """The share that has occurred before."""
+        places, again = repeats
+        return self._source.bins(places[again]) / np.maximum(self._source.bins(places), 1)
+
+
+def leak(source: TokenSource, validation: Duplicates, train: Duplicates) -> LintFinding:
+    """Documents of validation that are in the training data too."""
+    (held_out, places), (trained_on, _) = validation.documents.all(), train.documents.all()
+    finest = min(validation.documents.limit, train.documents.limit)  # both samples hold all below it
+    held_out, places = held_out[held_out <= finest], places[held_out <= finest]
+    seen = source.counter()
+    seen.add(places[np.isin(held_out, trained_on)])
+    if not seen.count:
+        text = f"none of {len(places):,} documents of {MIN_DOCUMENT_TOKENS} tokens and more is in the training data"
+        return source.finding("leak", "ok", 0, len(places), "documents", text)
+    text = (
+        f"{seen.count:,} of {len(places):,} documents are in the training data too, and the validation loss is too low "
+        "by them; hold documents out by their content, or remove duplicates before splitting"
+    )
+    return source.finding("leak", "error", seen, len(places), "documents", text)

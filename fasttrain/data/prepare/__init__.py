@@ -1,6 +1,6 @@
-"""Files of text become a dataset. docs/prepare.md explains what is read, what is left out, and what is written."""
+"""Files of text become a dataset. docs/prepare.md explains what is read, what is dropped, and what is written."""
 
-from fasttrain.data.prepare.preparation import Prepared, Progress, prepare
-from fasttrain.data.prepare.settings import Settings
+from fasttrain.data.prepare.documents import Settings
+from fasttrain.data.prepare.preparation import PreparationProgress, Prepared, prepare
 
-__all__ = ["Prepared", "Progress", "Settings", "prepare"]
+__all__ = ["PreparationProgress", "Prepared", "Settings", "prepare"]

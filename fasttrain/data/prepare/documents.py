@@ -1,45 +1,77 @@
-"""The documents of a piece, and what is left out of it.
+"""The documents of a chunk, and what is dropped from it.
 
-Workers count lines from the start of their piece; only the process that sees all pieces in a row knows the line of the
+Workers count lines from the start of their chunk; only the process that sees all chunks in order knows the line of the
 file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
-from fasttrain.data.prepare.chunks import LOOK, Piece, read_range
-from fasttrain.data.prepare.inputs import Input
-from fasttrain.data.prepare.settings import Settings
+import numpy as np
+
+from fasttrain.data.prepare.inputs import (
+    CHUNK_BYTES,
+    SNIFF_BYTES,
+    Input,
+    InputChunk,
+    Position,
+    read_range,
+    split_inputs,
+)
 
 BOM = "\ufeff"
+EMPTY, BINARY, UNDECODABLE = "near-empty", "binary", "undecodable"
+INVALID, NO_TEXT, DUPLICATE = "invalid JSON", "no text", "duplicate"
+REASONS = (EMPTY, BINARY, UNDECODABLE, INVALID, NO_TEXT, DUPLICATE)
+SAMPLE_BYTES = 32 * 2**20  # to train a tokenizer on: more text changes the tokens little
+DIGEST = np.dtype("S16")  # compared byte by byte; zeros at the end, which numpy does not show, count as such
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What decides about the tokens of a preparation, beside its inputs and its tokenizer."""
+
+    text_key: str = "text"
+    validation: float = 0.005
+    shortest: int = 16
+    longest: int = CHUNK_BYTES
+    keep_duplicates: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.validation < 1:
+            raise ValueError(f"prepare: the share of validation ({self.validation}) must be from 0 to less than 1")
+        if self.shortest < 1:
+            raise ValueError(f"prepare: shortest ({self.shortest}) must be 1 or more: empty documents are no documents")
+        if not 1024 <= self.longest <= 2**28:
+            raise ValueError(f"prepare: longest ({self.longest}) must be from 1 KB to 256 MB")
+
+
+class InputSpan(NamedTuple):
+    """The place of a document in the inputs."""
+
     file: int
     offset: int
     size: int
-    line: int  # from 1, in the piece; 0: a row of a Parquet file
+    line: int  # from 1, in the chunk; 0: a row of a Parquet file
 
 
 class Document(NamedTuple):
-    place: Place
+    span: InputSpan
     text: str
     data: bytes  # the text in UTF-8
 
 
-class LeftOut(NamedTuple):
-    place: Place
+class Dropped(NamedTuple):
+    span: InputSpan
     reason: str
     detail: str = ""
-
-
-EMPTY, BINARY, UNDECODABLE = "near-empty", "binary", "undecodable"
-INVALID, NO_TEXT, DUPLICATE = "invalid JSON", "no text", "duplicate"
-REASONS = (EMPTY, BINARY, UNDECODABLE, INVALID, NO_TEXT, DUPLICATE)
 
 
 class Content(NamedTuple):
@@ -54,43 +86,43 @@ class Content(NamedTuple):
         return self.data.count(b"\n") if isinstance(self.data, bytes) else 0
 
 
-def contents(piece: Piece, inputs: Sequence[Input]) -> list[Content]:
-    """What a piece consists of: a part of one file, or several small ones."""
-    file, offset = piece.start
-    if piece.data is not None:
-        return [Content(file, offset, piece.data)]
-    if piece.next.file > file + 1:
-        return [Content(number, 0, _whole(inputs[number])) for number in range(file, piece.next.file)]
-    end = piece.next.offset if piece.next.file == file else inputs[file].size
+def contents(chunk: InputChunk, inputs: Sequence[Input]) -> list[Content]:
+    """The files of a chunk: a part of one, or several small ones."""
+    file, offset = chunk.start
+    if chunk.data is not None:
+        return [Content(file, offset, chunk.data)]
+    if chunk.next.file > file + 1:
+        return [Content(number, 0, _whole(inputs[number])) for number in range(file, chunk.next.file)]
+    end = chunk.next.offset if chunk.next.file == file else inputs[file].size
     return [Content(file, *read_range(inputs[file], offset, end))]
 
 
-def documents(content: Content, input: Input, settings: Settings) -> Iterator[Document | LeftOut]:
-    """In their order."""
+def documents(content: Content, input: Input, settings: Settings) -> Iterator[Document | Dropped]:
+    """All documents, in their order."""
     for found in _found(content, input.kind, settings.text_key):
-        if isinstance(found, LeftOut):
+        if isinstance(found, Dropped):
             yield found
             continue
-        place, text = found
+        span, text = found
         if "\0" in text:
-            yield LeftOut(place, BINARY)
+            yield Dropped(span, BINARY)
             continue
         try:
             data = text.encode()
         except UnicodeEncodeError as error:  # JSON can spell halves of characters
-            yield LeftOut(place, UNDECODABLE, f"half a character at {error.start}")
+            yield Dropped(span, UNDECODABLE, f"half a character at {error.start}")
             continue
         if len(text.strip()) < settings.shortest:
-            yield LeftOut(place, EMPTY)
-        elif len(data) <= settings.longest or input.kind == "text":  # long texts are cut as they are read
-            yield Document(place, text, data)
+            yield Dropped(span, EMPTY)
+        elif len(data) <= settings.longest or input.kind == "text":  # long texts are split as they are read
+            yield Document(span, text, data)
         else:
             for part in parts(text, settings.longest * len(text) // len(data)):
-                yield Document(place, part, part.encode())
+                yield Document(span, part, part.encode())
 
 
 def parts(text: str, length: int) -> Iterator[str]:
-    """A text cut after line ends, or anywhere where there are none, into parts of up to `length` characters."""
+    """Split a text after line ends, or anywhere where there are none, into parts of up to `length` characters."""
     begin = 0
     while len(text) - begin > length:
         stop = text.rfind("\n", begin, begin + length) + 1
@@ -100,60 +132,111 @@ def parts(text: str, length: int) -> Iterator[str]:
     yield text[begin:]
 
 
-def _found(content: Content, kind: str, text_key: str) -> Iterator[tuple[Place, str] | LeftOut]:
+def _found(content: Content, kind: str, text_key: str) -> Iterator[tuple[InputSpan, str] | Dropped]:
     file, offset, data = content
     if isinstance(data, list):
         return _rows(file, offset, data)
     if kind == "jsonl":
         return _lines(file, offset, data, text_key)
-    # a line that is longer than a part leaves nothing for the parts in which it goes on
+    # a line that is longer than a part leaves nothing for the parts in which it continues
     return iter([_text(file, offset, data)] if data or not offset else [])
 
 
 def _whole(input: Input) -> bytes:
     input.check_unchanged()
     with open(input.path, "rb") as file:
-        start = file.read(LOOK)
+        start = file.read(SNIFF_BYTES)
         return start if b"\0" in start else start + file.read()
 
 
-def _text(file: int, offset: int, data: bytes) -> tuple[Place, str] | LeftOut:
-    place = Place(file, offset, len(data), 1)
+def _text(file: int, offset: int, data: bytes) -> tuple[InputSpan, str] | Dropped:
+    span = InputSpan(file, offset, len(data), 1)
     if b"\0" in data:
-        return LeftOut(place, BINARY)
+        return Dropped(span, BINARY)
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         line = 1 + data.count(b"\n", 0, error.start)
-        return LeftOut(place._replace(line=line), UNDECODABLE, f"byte {offset + error.start} is not UTF-8")
-    return place, text.removeprefix(BOM) if offset == 0 else text
+        return Dropped(span._replace(line=line), UNDECODABLE, f"byte {offset + error.start} is not UTF-8")
+    return span, text.removeprefix(BOM) if offset == 0 else text
 
 
-def _lines(file: int, offset: int, data: bytes, text_key: str) -> Iterator[tuple[Place, str] | LeftOut]:
+def _lines(file: int, offset: int, data: bytes, text_key: str) -> Iterator[tuple[InputSpan, str] | Dropped]:
     for number, line in enumerate(io.BytesIO(data), 1):
-        place = Place(file, offset, len(line), number)
+        span = InputSpan(file, offset, len(line), number)
         offset += len(line)
         if line.isspace():
             continue
         try:
             record = json.loads(line.decode("utf-8-sig"))
         except UnicodeDecodeError as error:
-            yield LeftOut(place, UNDECODABLE, f"byte {place.offset + error.start} is not UTF-8")
+            yield Dropped(span, UNDECODABLE, f"byte {span.offset + error.start} is not UTF-8")
             continue
         except (ValueError, RecursionError) as error:
-            yield LeftOut(place, INVALID, str(error))
+            yield Dropped(span, INVALID, str(error))
             continue
         text = record.get(text_key) if isinstance(record, dict) else record
         if isinstance(text, str):
-            yield place, text
+            yield span, text
         else:
             has = f"it has {', '.join(map(repr, record))}" if isinstance(record, dict) else f"it is {line[:40]!r}"
-            yield LeftOut(place, NO_TEXT, f"no string {text_key!r}; {has}"[:300])
+            yield Dropped(span, NO_TEXT, f"no string {text_key!r}; {has}"[:300])
 
 
-def _rows(file: int, first: int, texts: list[str | None]) -> Iterator[tuple[Place, str] | LeftOut]:
+def _rows(file: int, first: int, texts: list[str | None]) -> Iterator[tuple[InputSpan, str] | Dropped]:
     for row, text in enumerate(texts, first):
         if text is None:
-            yield LeftOut(Place(file, row, 0, 0), NO_TEXT, "null")
+            yield Dropped(InputSpan(file, row, 0, 0), NO_TEXT, "null")
         else:
-            yield Place(file, row, len(text.encode("utf-8", "surrogatepass")), 0), text
+            yield InputSpan(file, row, len(text.encode("utf-8", "surrogatepass")), 0), text
+
+
+def digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=DIGEST.itemsize).digest()
+
+
+class SeenDigests:
+    """A set of digests in sorted arrays, each less than half as long as the one before: few, whatever their sum."""
+
+    def __init__(self, digests: np.ndarray | None = None) -> None:
+        self._arrays: list[np.ndarray] = []
+        if digests is not None and len(digests):
+            self._arrays.append(np.sort(digests))
+
+    def add(self, digests: np.ndarray) -> np.ndarray:  # (n,) of DIGEST -> (n,) bool
+        """Which of them are new, the first of equal ones; they are no longer."""
+        fresh = np.zeros(len(digests), bool)
+        fresh[np.unique(digests, return_index=True)[1]] = True
+        for array in self._arrays:
+            places = np.minimum(np.searchsorted(array, digests), len(array) - 1)
+            fresh &= array[places] != digests
+        if fresh.any():
+            array = np.sort(digests[fresh])
+            while self._arrays and len(self._arrays[-1]) <= 2 * len(array):
+                # timsort: two sorted halves are merged
+                array = np.sort(np.concatenate([self._arrays.pop(), array]), kind="stable")
+            self._arrays.append(array)
+        return fresh
+
+
+def sample(inputs: Sequence[Input], settings: Settings, size: int = SAMPLE_BYTES) -> Iterator[str]:
+    """Texts of about `size` bytes, always the same: every n-th chunk; the start of what is only read in order."""
+    total = sum(input.size for input in inputs)
+    in_order = [input for input in inputs if input.packed or input.kind == "parquet"]
+    plain = [input for input in inputs if not (input.packed or input.kind == "parquet")]
+    yield from _texts(islice(_split(plain, settings), 0, None, total // size + 1), plain, settings)
+    for input in in_order[:: len(in_order) * CHUNK_BYTES // size + 1]:
+        share = max(CHUNK_BYTES, size * input.size // total)
+        yield from _texts(islice(_split([input], settings), share // CHUNK_BYTES), [input], settings)
+
+
+def _split(inputs: Sequence[Input], settings: Settings) -> Iterator[InputChunk]:
+    return split_inputs(inputs, start=Position(), text_key=settings.text_key, longest=settings.longest)
+
+
+def _texts(chunks: Iterator[InputChunk], inputs: Sequence[Input], settings: Settings) -> Iterator[str]:
+    for chunk in chunks:
+        for content in contents(chunk, inputs):
+            for found in documents(content, inputs[content.file], settings):
+                if isinstance(found, Document):
+                    yield found.text

@@ -1,40 +1,104 @@
-"""What a preparation has written so far, and how to go on from it."""
+"""What a preparation has written so far, and how to resume from it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fasttrain.data.prepare.chunks import Piece, Position
-from fasttrain.data.prepare.documents import DUPLICATE, LeftOut, Place
-from fasttrain.data.prepare.inputs import Input
-from fasttrain.data.prepare.report import Report
-from fasttrain.data.prepare.seen import DIGEST, Seen
-from fasttrain.data.prepare.tokenizer import Vocabulary
-from fasttrain.data.prepare.worker import Encoded
-from fasttrain.data.sources import SourceFile
-from fasttrain.data.writer import DatasetFiles, GrowingFile
+from fasttrain.data.dataset import SourceFile
+from fasttrain.data.prepare.documents import (
+    DIGEST,
+    DUPLICATE,
+    INVALID,
+    NO_TEXT,
+    REASONS,
+    Dropped,
+    InputSpan,
+    SeenDigests,
+)
+from fasttrain.data.prepare.inputs import Input, InputChunk, Position
+from fasttrain.data.prepare.tokenizer import TokenizerSpec
+from fasttrain.data.prepare.workers import EncodedChunk
+from fasttrain.data.writer import DatasetFiles, appended
+from fasttrain.fs import FileChecksum
 
+NAME = "dropped.jsonl"
+MIN_BAD_LINES = 10  # of a file: fewer are no reason to stop
 DIGESTS = "digests"  # of the documents that are in the dataset, while it grows
 
 
+class DropReport:
+    """The dropped documents, and why: a line of dropped.jsonl for each, and counts. state: what `sync` returned."""
+
+    def __init__(self, directory: Path, inputs: Sequence[Input], state: dict[str, Any] | None) -> None:
+        state = state or dict(size=0, counts={}, first={})
+        self._inputs = inputs
+        self._file = appended(directory / NAME, state["size"])
+        self.counts: dict[str, int] = state["counts"]
+        self.first: dict[str, str] = state["first"]  # an example of each reason
+        self._file_number, self._good, self._bad = 0, 0, 0  # lines of the file that is being read
+
+    def add(self, dropped: Iterable[Dropped]) -> None:
+        """Append documents in the order of the inputs, with lines of the file."""
+        for span, reason, detail in dropped:
+            path = self._inputs[span.file].path
+            where: dict[str, Any] = dict(line=span.line) if span.line else dict(row=span.offset)
+            line = dict(reason=reason, file=path) | where | (dict(detail=detail) if detail else {})
+            self._file.write(json.dumps(line).encode() + b"\n")
+            self.counts[reason] = self.counts.get(reason, 0) + 1
+            if reason not in self.first:
+                example = f"{path}:{span.line}" if span.line else f"{path}, row {span.offset}"
+                example += f" ({detail})" if detail else ""
+                self.first[reason] = example.encode("utf-8", "backslashreplace").decode()  # names need not be UTF-8
+
+    def check(self, file: int, dropped: Sequence[Dropped], kept: int) -> None:
+        """Raise if more lines of a file are bad than good, as far as it was read: it is not what it is taken for."""
+        if file != self._file_number:
+            self._file_number, self._good, self._bad = file, 0, 0
+        bad = [drop for drop in dropped if drop.reason in (INVALID, NO_TEXT)]
+        self._good += kept
+        self._bad += len(bad)
+        if self._bad >= MIN_BAD_LINES and self._bad > self._good:
+            span, reason, detail = bad[0]
+            remedy = "set --text-key" if reason == NO_TEXT else "name the right file, or set --format"
+            where = f"line {span.line}" if span.line else f"row {span.offset}"
+            raise ValueError(
+                f"prepare: {self._inputs[file].path} has more bad lines than good ones, one of them {where}: {reason} "
+                f"({detail}); {remedy}"
+            )
+
+    def sync(self) -> dict[str, Any]:
+        return dict(size=self._file.sync(), counts=self.counts, first=self.first)
+
+    def close(self) -> FileChecksum:
+        return self._file.finish()
+
+    def ordered(self) -> dict[str, int]:
+        """Counts by reason, in a fixed order."""
+        return {reason: self.counts[reason] for reason in REASONS if reason in self.counts}
+
+    def summary(self) -> str:
+        return ", ".join(f"{count} {reason}" for reason, count in self.ordered().items()) or "nothing was dropped"
+
+
 class Output:
-    """Files in a directory that grow piece by piece. What `sync` returns describes them, for another process."""
+    """Files in a directory that grow chunk by chunk. What `sync` returns describes them, for another process."""
 
     def __init__(
         self,
         directory: Path,
         inputs: Sequence[Input],
-        vocabulary: Vocabulary,
+        tokenizer: TokenizerSpec,
         *,
         keep_duplicates: bool,
         state: dict[str, Any] | None,
     ) -> None:
         state = state or dict(position=(0, 0), consumed=0, lines=0, documents=0, text=0, tokens=0, spelled=0, digests=0)
-        self._directory, self._inputs, self._vocabulary = directory, inputs, vocabulary
+        self._directory, self._inputs, self._tokenizer = directory, inputs, tokenizer
         self.position = Position(*state["position"])
         self.consumed: int = state["consumed"]  # bytes of the inputs
         self.documents: int = state["documents"]
@@ -43,51 +107,47 @@ class Output:
         self.spelled: int = state["spelled"]
         self._lines: int = state["lines"]  # of the input at the position, before it
         self._files = DatasetFiles(
-            directory, vocab=vocabulary.size, separator=vocabulary.separator, state=state.get("files")
+            directory, vocab=tokenizer.size, separator=tokenizer.separator, state=state.get("files")
         )
         self.dtype = self._files.dtype
-        self.report = Report(directory, inputs, state.get("report"))
-        self._seen: Seen | None = None
+        self.report = DropReport(directory, inputs, state.get("report"))
+        self._seen: SeenDigests | None = None
         if not keep_duplicates and self.position.file < len(inputs):  # at the end, the digests may be deleted already
-            self._digests = GrowingFile(directory / DIGESTS, state["digests"])
-            self._seen = Seen(np.fromfile(directory / DIGESTS, DIGEST))
+            self._digests = appended(directory / DIGESTS, state["digests"])
+            self._seen = SeenDigests(np.fromfile(directory / DIGESTS, DIGEST))
 
-    def add(self, piece: Piece, encoded: Encoded) -> None:
-        """The documents of the next piece."""
-        left_out, sources = encoded.left_out, encoded.sources
+    def add(self, chunk: InputChunk, encoded: EncodedChunk) -> None:
+        """Write the documents of the next chunk."""
+        dropped, sources = encoded.dropped, encoded.sources
         if self._lines:
-            left_out = [left._replace(place=_moved(left.place, self._lines)) for left in left_out]
+            dropped = [drop._replace(span=_moved(drop.span, self._lines)) for drop in dropped]
             sources = sources.copy()
             sources["line"] += self._lines
-        self.report.check(piece.start.file, left_out, len(encoded.lengths))
+        self.report.check(chunk.start.file, dropped, len(encoded.lengths))
         new = np.ones(len(encoded.lengths), bool)
         if self._seen is not None:
             new = self._seen.add(encoded.digests)
             self._digests.write(encoded.digests[new].tobytes())
-            left_out = _merged(left_out, [LeftOut(_place(source), DUPLICATE) for source in sources[~new]])
-        self.report.add(left_out)
+            dropped = _merged(dropped, [Dropped(_span(source), DUPLICATE) for source in sources[~new]])
+        self.report.add(dropped)
         for split, chosen in (("train", new & ~encoded.held_out), ("validation", new & encoded.held_out)):
-            lengths = encoded.lengths[chosen]
             tokens = encoded.tokens if chosen.all() else encoded.tokens[np.repeat(chosen, encoded.lengths)]
+            num_bytes = int(encoded.num_bytes[chosen].sum())
             self._files.add(
-                split,
-                tokens,
-                lengths=lengths,
-                num_bytes=int(encoded.num_bytes[chosen].sum()),
-                sources=sources[chosen],
+                split, tokens, lengths=encoded.lengths[chosen], num_bytes=num_bytes, sources=sources[chosen]
             )
         self.documents += int(new.sum())
         self.tokens += int(encoded.lengths[new].sum())
         self.text += int(encoded.num_bytes[new].sum())
         self.spelled += encoded.spelled
-        self.consumed += piece.size
-        self._lines = self._lines + encoded.lines if piece.next.file == piece.start.file else 0
-        self.position = piece.next
+        self.consumed += chunk.size
+        self._lines = self._lines + encoded.lines if chunk.next.file == chunk.start.file else 0
+        self.position = chunk.next
 
     def sync(self) -> dict[str, Any]:
-        """Everything is on the disk; what another process needs to go on."""
+        """Have everything on the disk; the state that another process needs to resume."""
         return dict(
-            vocabulary=self._vocabulary[1:],
+            tokenizer=self._tokenizer[1:],
             position=self.position,
             consumed=self.consumed,
             documents=self.documents,
@@ -100,29 +160,25 @@ class Output:
             digests=0 if self._seen is None else self._digests.sync(),
         )
 
-    def publish(self, path: Path, *, source: str) -> None:
-        """A dataset of its own name."""
+    def complete(self, path: Path, *, source: str) -> None:
+        """Make it a dataset, under its own name."""
         report = self.report.close()
         (self._directory / DIGESTS).unlink(missing_ok=True)
         files = (SourceFile(path=Path(i.path), size=i.size, mtime_ns=i.mtime_ns).dump() for i in self._inputs)
-        self._files.publish(
-            path,
-            tokenizer=self._vocabulary.json,
-            source=source,
-            sources=files,
-            report=report,
-            left_out=self.report.ordered(),
-        )
+        self._files.complete(
+            path, tokenizer=self._tokenizer.json, source=source, sources=files, report=report,
+            dropped=self.report.ordered(),
+        )  # fmt: skip
 
 
-def _moved(place: Place, lines: int) -> Place:
-    return place._replace(line=place.line + lines) if place.line else place
+def _moved(span: InputSpan, lines: int) -> InputSpan:
+    return span._replace(line=span.line + lines) if span.line else span
 
 
-def _place(source: np.void) -> Place:
-    return Place(int(source["file"]), int(source["offset"]), int(source["size"]), int(source["line"]))
+def _span(source: np.void) -> InputSpan:
+    return InputSpan(int(source["file"]), int(source["offset"]), int(source["size"]), int(source["line"]))
 
 
-def _merged(one: list[LeftOut], other: list[LeftOut]) -> list[LeftOut]:
-    """In the order of the inputs."""
-    return sorted(one + other, key=lambda left: left.place[:2])
+def _merged(one: list[Dropped], other: list[Dropped]) -> list[Dropped]:
+    """Both, in the order of the inputs."""
+    return sorted(one + other, key=lambda drop: drop.span[:2])

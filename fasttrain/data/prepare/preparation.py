@@ -1,8 +1,9 @@
 """From files of text to a dataset.
 
-One process cuts the inputs into pieces and writes; workers read, check and encode. Results are written in the order of
-the inputs, so that the dataset does not depend on the number of workers. From time to time everything written is
-synced, and the journal says how far that is: a killed preparation goes on from there, and ends with the same bytes.
+One process splits the inputs into chunks and writes; workers read, check and encode. Results are written in the order
+of the inputs, so that the dataset does not depend on the number of workers. From time to time everything written is
+synced, and the progress file says how far that is: a killed preparation resumes from there, and ends with the same
+bytes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import errno
 import functools
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,24 +20,83 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fasttrain.data.prepare.chunks import cut
-from fasttrain.data.prepare.inputs import Input, find_inputs
+from fasttrain.data.dataset import PARTIAL
+from fasttrain.data.prepare.documents import Settings, sample
+from fasttrain.data.prepare.inputs import Input, find_inputs, split_inputs
 from fasttrain.data.prepare.output import Output
-from fasttrain.data.prepare.pool import in_another_process, in_order
-from fasttrain.data.prepare.progress_file import Journal, alone_in, clear, work_directory_of
-from fasttrain.data.prepare.sample import sample
-from fasttrain.data.prepare.settings import Settings
-from fasttrain.data.prepare.tokenizer import BYTES, SEPARATOR, Vocabulary, loaded, plain_bytes, trained_on
-from fasttrain.data.prepare.worker import Worker
-from fasttrain.data.writer import TOKENIZER, refuse_to_overwrite, write_file
+from fasttrain.data.prepare.tokenizer import BYTES, SEPARATOR, TokenizerSpec, loaded, plain_bytes, trained_on
+from fasttrain.data.prepare.workers import Worker, in_another_process, in_order
+from fasttrain.data.writer import TOKENIZER, refuse_to_overwrite
+from fasttrain.fs import exclusive_lock, sync, write_file
 
-SYNC_SECONDS = 2.0  # at most this much work is done twice
-RECIPE = 1  # of all that becomes of a text: a change of it takes the next number, and goes on with no earlier work
+SYNC_SECONDS = 2.0  # at most this much work is repeated
+RECIPE = 1  # of all that becomes of a text: a change of it takes the next number, and resumes no earlier work
+
+
+def work_directory_of(out: Path) -> Path:
+    """A hidden directory beside the dataset; by its name, nothing takes it for one."""
+    return out.parent / f".{out.name}{PARTIAL}prepare"
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the work directory, as long as this process lives."""
+    path = _beside(directory, ".lock")
+    with exclusive_lock(path, f"prepare: another process is preparing {directory}"):
+        directory.mkdir(exist_ok=True)
+        yield
+        path.unlink()
+
+
+class ProgressFile:
+    """How far a preparation came. What it says is on the disk; what came after it is repeated."""
+
+    def __init__(self, directory: Path, task: dict[str, Any]) -> None:
+        """task: everything that decides about the result, by names for people."""
+        self._directory, self._task = directory, task
+        self._path = _beside(directory, ".json")
+
+    def read(self) -> dict[str, Any] | None:
+        """What was saved last; None: nothing. Raise if it is work on another task."""
+        if not (self._path.exists() and self._directory.exists()):
+            return None
+        found = json.loads(self._path.read_text("utf-8"))
+        differing = [name for name in self._task if found["task"].get(name) != self._task[name]]
+        if differing and not found["state"]["documents"]:
+            return None  # no work is lost
+        if differing:
+            name = differing[0]
+            raise ValueError(
+                f"prepare: {self._directory} holds a preparation that was interrupted, with another {name} "
+                f"({found['task'].get(name)}, now {self._task[name]}); repeat that command to resume it, or add "
+                "--restart to start over"
+            )
+        return found["state"]
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Replace what was saved before, at once or not at all."""
+        sync(self._directory)
+        write_file(self._path, [json.dumps(dict(task=self._task, state=state))])
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+def clear(directory: Path) -> None:
+    """Delete all that is in the directory, the progress file first: without it, nothing is resumed."""
+    _beside(directory, ".json").unlink(missing_ok=True)
+    for path in directory.iterdir():
+        path.unlink()
+
+
+def _beside(directory: Path, ending: str) -> Path:
+    """A path beside the directory, not inside: it becomes the dataset, with all that is in it."""
+    return directory.with_name(directory.name + ending)
 
 
 @dataclass
-class Progress:
-    """What a preparation tells while it works."""
+class PreparationProgress:
+    """How far a preparation is."""
 
     stage: str
     total: int  # bytes of the inputs, on disk
@@ -47,10 +108,10 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What came of it."""
+    """The result of a preparation."""
 
     path: Path
-    left_out: dict[str, int]  # by reason
+    dropped: dict[str, int]  # by reason
     examples: dict[str, str]  # for each reason, where the first was
     spelled: int  # documents that spell the separator, which is text there
     resumed: bool
@@ -68,48 +129,49 @@ def prepare(
     format: str = "auto",
     workers: int | None = None,
     restart: bool = False,
-    tell: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[PreparationProgress], None] = lambda progress: None,
 ) -> Prepared:
-    """A dataset in `out`, of the files, directories and patterns in `names`.
+    """Write a dataset to `out`, of the files, directories and patterns in `names`.
 
     tokenizer: a tokenizer.json, the directory of one, "bytes", or the size of a BPE that is trained on the text.
     workers: processes; None: one for each core that this process may use.
-    restart: not to go on with an interrupted preparation, but to begin anew.
-    tell: called again and again with how far it is.
+    restart: start over instead of resuming an interrupted preparation.
+    on_progress: called for every chunk.
     """
     out = Path(os.path.abspath(out))
     directory = work_directory_of(out)
     refuse_to_overwrite(out)
     with _remedies(directory), ExitStack() as stack:
         inputs = find_inputs(names, include=include, exclude=exclude, format=format)
-        stack.enter_context(alone_in(directory))
+        stack.enter_context(locked(directory))
         refuse_to_overwrite(out)  # another process may just have finished it
-        progress = Progress("encoding", sum(input.size for input in inputs))
+        progress = PreparationProgress("encoding", sum(input.size for input in inputs))
         if restart:
             clear(directory)
-        journal = Journal(directory, _task(inputs, tokenizer, separator, settings))
-        state = journal.read()
+        progress_file = ProgressFile(directory, _task(inputs, tokenizer, separator, settings))
+        state = progress_file.read()
         if state is None:
             clear(directory)
-            tell(Progress("training a tokenizer" if isinstance(tokenizer, int) else "reading the tokenizer", 0))
-            vocabulary = _vocabulary(inputs, tokenizer, separator, settings)
-            write_file(directory / TOKENIZER, [vocabulary.json])
+            stage = "training a tokenizer" if isinstance(tokenizer, int) else "reading the tokenizer"
+            on_progress(PreparationProgress(stage, 0))
+            spec = _tokenizer_spec(inputs, tokenizer, separator, settings)
+            write_file(directory / TOKENIZER, [spec.json])
         else:
-            vocabulary = Vocabulary((directory / TOKENIZER).read_text("utf-8"), *state["vocabulary"])
-        output = Output(directory, inputs, vocabulary, keep_duplicates=settings.keep_duplicates, state=state)
-        for _ in _grown(output, journal, inputs, vocabulary, settings, workers or len(os.sched_getaffinity(0))):
+            spec = TokenizerSpec((directory / TOKENIZER).read_text("utf-8"), *state["tokenizer"])
+        output = Output(directory, inputs, spec, keep_duplicates=settings.keep_duplicates, state=state)
+        for _ in _grown(output, progress_file, inputs, spec, settings, workers or len(os.sched_getaffinity(0))):
             progress.done, progress.documents = output.consumed, output.documents
             progress.text, progress.tokens = output.text, output.tokens
-            tell(progress)
+            on_progress(progress)
         if not output.documents:
             clear(directory)
-            examples = "; ".join(f"{reason}: {place}" for reason, place in output.report.first.items())
+            examples = "; ".join(f"{reason}: {where}" for reason, where in output.report.first.items())
             raise ValueError(f"prepare: there is no document left for {out}: {output.report.summary()}; {examples}")
-        output.publish(out, source=", ".join(map(str, names)))
-        journal.remove()
+        output.complete(out, source=", ".join(map(str, names)))
+        progress_file.remove()
     return Prepared(
         path=out,
-        left_out=output.report.ordered(),
+        dropped=output.report.ordered(),
         examples=output.report.first,
         spelled=output.spelled,
         resumed=state is not None,
@@ -118,31 +180,31 @@ def prepare(
 
 def _grown(
     output: Output,
-    journal: Journal,
+    progress_file: ProgressFile,
     inputs: Sequence[Input],
-    vocabulary: Vocabulary,
+    spec: TokenizerSpec,
     settings: Settings,
     workers: int,
 ) -> Iterator[None]:
-    """Write what is left of the inputs, piece by piece."""
-    journal.save(output.sync())
+    """Write what is left of the inputs, chunk by chunk."""
+    progress_file.save(output.sync())
     yield
-    pieces = cut(inputs, start=output.position, text_key=settings.text_key, longest=settings.longest)
-    make = functools.partial(Worker, inputs, vocabulary, settings, output.dtype)
+    chunks = split_inputs(inputs, start=output.position, text_key=settings.text_key, longest=settings.longest)
+    make = functools.partial(Worker, inputs, spec, settings, output.dtype)
     synced = time.monotonic()
-    with closing(in_order(make, pieces, workers)) as results:
-        for piece, encoded in results:
-            output.add(piece, encoded)
+    with closing(in_order(make, chunks, workers)) as results:
+        for chunk, encoded in results:
+            output.add(chunk, encoded)
             if time.monotonic() - synced > SYNC_SECONDS:
-                journal.save(output.sync())
+                progress_file.save(output.sync())
                 synced = time.monotonic()
             yield
-    journal.save(output.sync())
+    progress_file.save(output.sync())
 
 
-def _vocabulary(
+def _tokenizer_spec(
     inputs: Sequence[Input], tokenizer: str | Path | int, separator: str | None, settings: Settings
-) -> Vocabulary:
+) -> TokenizerSpec:
     if tokenizer == BYTES:
         return plain_bytes(separator=separator or SEPARATOR)
     if isinstance(tokenizer, int):
@@ -163,16 +225,16 @@ def _task(
 
 @contextmanager
 def _remedies(directory: Path) -> Iterator[None]:
-    """What the system says in few words, with what to do."""
+    """Add what to do to errors of the system."""
     try:
         yield
     except PermissionError as error:
         raise PermissionError(
-            f"prepare: no permission for {error.filename}; change that, or leave it out with --exclude"
+            f"prepare: no permission for {error.filename}; change that, or skip it with --exclude"
         ) from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise OSError(
-            f"prepare: the disk of {directory} is full; make room, and the same command goes on where it stopped"
+            f"prepare: the disk of {directory} is full; free some space, and the same command resumes where it stopped"
         ) from None

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fasttrain.fs
 from fasttrain.data import Dataset, corpus, holds_out, open_dataset, standard_library
 from fasttrain.data.prepare.tokenizer import SEPARATOR
 
@@ -19,9 +20,9 @@ def sources(tmp_path: Path) -> Path:
     """A small standard library."""
     files = {f"package{i % 7}/module{i}.py": f"def function{i}(x):\n    return x + {i * 37}  # é\n" for i in range(150)}
     files |= {"spells.py": f"SEPARATOR = '{SEPARATOR}'\n", "empty.py": "", "blank.py": "\n  \n"}
-    left_out = {f"{name}/secret.py": "secret = 'not to be read'\n" for name in corpus.LEFT_OUT}
+    excluded = {f"{name}/secret.py": "secret = 'not to be read'\n" for name in corpus.EXCLUDED}
     for name, text in (
-        files | left_out | {"package1/test/secret.py": "secret = 2\n", "notes.txt": "no source"}
+        files | excluded | {"package1/test/secret.py": "secret = 2\n", "notes.txt": "no source"}
     ).items():
         (tmp_path / "lib" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "lib" / name).write_text(text, "utf-8")
@@ -44,7 +45,7 @@ def test_documents_come_back_whole_each_in_one_split(tmp_path, sources):
     dataset.verify()
     train, validation = documents(dataset, "train"), documents(dataset, "validation")
     wanted = [text for _, text in corpus._texts(sources)]
-    assert len(wanted) == 151  # nothing left out, empty, blank or not UTF-8
+    assert len(wanted) == 151  # nothing excluded, empty, blank or not UTF-8
     assert sorted(train + validation) == sorted(wanted)
     assert train == [text for text in wanted if not holds_out(text.encode(), corpus.VALIDATION)]  # in order of paths
     assert 0 < len(validation) < 15
@@ -110,7 +111,7 @@ def test_what_killed_builds_left_is_removed_by_the_next(tmp_path, sources):
     assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [NAME, f"{NAME}.lock"]
 
 
-def test_without_locks_the_first_to_publish_wins(tmp_path, sources, monkeypatch):
+def test_without_locks_the_first_to_complete_wins(tmp_path, sources, monkeypatch):
     def fail(*_):
         raise OSError("no locks")
 
@@ -123,7 +124,7 @@ def test_without_locks_the_first_to_publish_wins(tmp_path, sources, monkeypatch)
         finally:
             assert (path / "dataset.json").read_text() == winner
 
-    monkeypatch.setattr(corpus.fcntl, "flock", fail)
+    monkeypatch.setattr(fasttrain.fs.fcntl, "flock", fail)
     monkeypatch.setattr(corpus, "_build", slow)
     Dataset(standard_library(tmp_path / "cache", sources=sources)).verify()
 

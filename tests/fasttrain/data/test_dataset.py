@@ -1,3 +1,5 @@
+"""Datasets as they are written and read, what is wrong with one, and where its documents came from."""
+
 import json
 import os
 import re
@@ -10,7 +12,8 @@ import numpy as np
 import pytest
 
 from fasttrain.data import Batches, Dataset, DatasetWriter, TokenStream, holds_out, open_dataset
-from fasttrain.data.manifest import File, Manifest, Split
+from fasttrain.data.dataset import RECORD, Manifest, SourceFile, Split
+from fasttrain.fs import FileChecksum
 
 AGAIN = "copy it again, or prepare the dataset again"
 HELD_OUT = [17, 62, 129, 137, 194]
@@ -110,15 +113,15 @@ def test_another_version(make_dataset):
     assert fails(lambda: open_dataset(path)) == message
 
 
-def test_a_damaged_description(make_dataset):
+def test_a_corrupt_description(make_dataset):
     path = make_dataset([4]).path
     edit(path, colour="blue")
     assert re.fullmatch(
-        rf"dataset: {path}/dataset.json is damaged \(.*unexpected keyword argument 'colour'\); {AGAIN}",
+        rf"dataset: {path}/dataset.json is corrupt \(.*unexpected keyword argument 'colour'\); {AGAIN}",
         fails(lambda: open_dataset(path)),
     )
     (path / "dataset.json").write_bytes((path / "dataset.json").read_bytes()[:-30])
-    assert re.fullmatch(rf"dataset: {path}/dataset.json is damaged \(.*\); {AGAIN}", fails(lambda: open_dataset(path)))
+    assert re.fullmatch(rf"dataset: {path}/dataset.json is corrupt \(.*\); {AGAIN}", fails(lambda: open_dataset(path)))
 
 
 @pytest.mark.parametrize("changes", [dict(dtype="float16"), dict(dtype="uint32")])
@@ -137,11 +140,14 @@ def test_every_file_must_be_there_and_whole(make_dataset, name):
     path = make_dataset([4, 5], shard_tokens=4).path
     content = (path / name).read_bytes()
     (path / name).write_bytes(content[:-1])
-    message = f"dataset: {path / name} has {len(content) - 1} bytes instead of {len(content)}: "
-    assert fails(lambda: open_dataset(path)) == message + f"truncated, or still being copied; {AGAIN}"
+    sizes = f"it has {len(content) - 1} bytes instead of {len(content)}"
+    assert (
+        fails(lambda: open_dataset(path))
+        == f"dataset: {path / name} is truncated, or still being copied: {sizes}; {AGAIN}"
+    )
     (path / name).write_bytes(content + b"12")
-    message = f"dataset: {path / name} has {len(content) + 2} bytes instead of {len(content)}: "
-    assert fails(lambda: open_dataset(path)) == message + f"not the file that was prepared; {AGAIN}"
+    sizes = f"it has {len(content) + 2} bytes instead of {len(content)}"
+    assert fails(lambda: open_dataset(path)) == f"dataset: {path / name} is too long: {sizes}; {AGAIN}"
     (path / name).unlink()
     assert fails(lambda: open_dataset(path), FileNotFoundError) == f"dataset: {path / name} is missing; {AGAIN}"
 
@@ -153,9 +159,7 @@ def test_one_changed_bit_is_found_by_the_checksum(make_dataset, name):
     content[1] ^= 1
     (path / name).write_bytes(content)
     dataset = open_dataset(path)
-    message = (
-        rf"dataset: {path / name} has changed since it was prepared \(sha256 \w{{12}}..., was \w{{12}}...\); {AGAIN}"
-    )
+    message = rf"dataset: {path / name} is corrupt: its sha256 is \w{{12}}... instead of \w{{12}}...; {AGAIN}"
     assert re.fullmatch(message, fails(dataset.verify))
     if name == "tokenizer.json":
         assert re.fullmatch(message, fails(dataset.tokenizer))
@@ -186,7 +190,7 @@ def test_a_split_that_is_not_there(make_dataset):
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        ([], "dataset: document 1 of train is empty; leave empty documents out"),
+        ([], "dataset: document 1 of train is empty; drop empty documents"),
         (
             [5, 100],
             "dataset: document 1 of train has tokens from 5 to 100, outside the vocabulary of 100; is this the right "
@@ -226,7 +230,7 @@ def test_a_dataset_is_never_overwritten(make_dataset, tmp_path):
     with ExitStack() as stack:
         late = stack.enter_context(writer_at(tmp_path / "dataset"))
         late.add("train", np.array([1]), num_bytes=1)
-        first = make_dataset([4])  # published while the other one is being written
+        first = make_dataset([4])  # completed while the other one is being written
         assert fails(stack.pop_all().close, FileExistsError) == message
     assert fails(lambda: writer_at(first.path), FileExistsError) == message
     assert list(tmp_path.iterdir()) == [first.path]
@@ -242,7 +246,7 @@ def _write_and_die(path: Path, moment: str) -> None:
         os.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("moment", ["writing", "publishing"])
+@pytest.mark.parametrize("moment", ["writing", "completing"])
 def test_a_killed_writer_leaves_nothing_that_looks_whole(tmp_path, moment):
     process = os.fork()
     if not process:
@@ -273,12 +277,12 @@ def test_the_content_of_a_document_decides_about_its_split():
 # --- a trillion tokens
 
 
-def sparse(path: Path, size: int, end: bytes = b"") -> File:
+def sparse(path: Path, size: int, end: bytes = b"") -> FileChecksum:
     with open(path, "wb") as file:
         file.truncate(size)
         file.seek(size - len(end))
         file.write(end)
-    return File(name=path.name, size=size, sha256="")
+    return FileChecksum(name=path.name, size=size, sha256="")
 
 
 def resident() -> int:
@@ -324,3 +328,81 @@ def test_only_the_pages_of_a_batch_are_read(tmp_path):
     stream = TokenStream([tmp_path / "tokens"], [len(tokens)], tmp_path / "ends", dtype=np.dtype("uint16"), separator=0)
     Batches(stream, sequence=2048, sequences=64, seed=0, document_mask=True).at(0)
     assert bytes_read() - before < 64 * 96 * 1024  # for a window: 3 pages, and those on the way to it in the index
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    files = [SourceFile(path=tmp_path / name, size=3, mtime_ns=5) for name in ("a.jsonl", "b.parquet")]
+    with DatasetWriter(
+        tmp_path / "dataset", tokenizer="{}", vocab=9, separator=0, source="a test", files=files
+    ) as writer:
+        writer.add("train", np.array([1, 2]), num_bytes=2, source=(2**40, 7, 0, 50))
+        writer.add("train", np.array([3]), num_bytes=1, source=(12, 0, 1, 9))
+        writer.add("validation", np.array([3]), num_bytes=1, source=(0, 1, 0, 4))
+    return Dataset(tmp_path / "dataset")
+
+
+def test_a_document_knows_its_file_and_place(dataset, tmp_path):
+    source = dataset.source("train", 0)
+    assert (source.file.path, source.offset, source.size, source.line) == (tmp_path / "a.jsonl", 2**40, 50, 7)
+    assert str(source) == f"{tmp_path}/a.jsonl:7"
+    row = dataset.source("train", 1)
+    assert (row.offset, row.line, str(row)) == (12, None, f"{tmp_path}/b.parquet, row 12")
+    assert dataset.source("validation", 0).line == 1
+    records = np.fromfile(dataset.path / "train.sources", RECORD)
+    assert records["file"].tolist() == [0, 1]
+    dataset.verify()
+
+
+def test_a_file_that_has_changed(dataset, tmp_path):
+    (tmp_path / "a.jsonl").write_text("abc")
+    source = dataset.source("train", 0)
+    assert not source.file.is_unchanged()
+    state = (tmp_path / "a.jsonl").stat()
+    assert SourceFile(path=source.file.path, size=3, mtime_ns=state.st_mtime_ns).is_unchanged()
+    (tmp_path / "a.jsonl").unlink()
+    assert not source.file.is_unchanged()
+
+
+def test_a_dataset_without_sources_says_nothing(make_dataset):
+    dataset = make_dataset([4])
+    assert dataset.source("train", 0) is None
+    assert "sources" not in (dataset.path / "dataset.json").read_text()
+
+
+def test_a_document_that_is_not_there(dataset):
+    with pytest.raises(ValueError, match="has no document 2 in train, which has 2"):
+        dataset.source("train", 2)
+
+
+def test_sources_are_no_part_of_what_the_data_is(dataset, make_dataset, tmp_path):
+    with DatasetWriter(tmp_path / "other", tokenizer="{}", vocab=9, separator=0, source="") as writer:
+        for split, tokens in (("train", [1, 2]), ("train", [3]), ("validation", [3])):
+            writer.add(split, np.array(tokens), num_bytes=len(tokens))
+    assert Dataset(tmp_path / "other").digest == dataset.digest
+
+
+def test_sources_of_another_number_of_documents(dataset):
+    path = dataset.path / "dataset.json"
+    description = json.loads(path.read_text())
+    description["splits"]["train"]["sources"] = description["splits"]["validation"]["sources"]
+    path.write_text(json.dumps(description))
+    message = (
+        "dataset.json contradicts itself: train has 2 documents, and 24 bytes of sources; copy it again, or prepare"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Dataset(dataset.path)
+
+
+@pytest.mark.parametrize("name", ["train.sources", "sources.jsonl"])
+def test_sources_are_checked_as_all_other_files(dataset, name):
+    content = (dataset.path / name).read_bytes()
+    (dataset.path / name).write_bytes(b"x" + content[1:])
+    with pytest.raises(ValueError, match=f"{name} is corrupt: its sha256 is"):
+        Dataset(dataset.path).verify()
+    (dataset.path / name).write_bytes(content[:-1])
+    with pytest.raises(
+        ValueError,
+        match=f"{name} is truncated, or still being copied: it has {len(content) - 1} bytes instead of {len(content)}",
+    ):
+        Dataset(dataset.path)

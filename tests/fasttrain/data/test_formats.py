@@ -20,7 +20,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from fasttrain.data import IGNORED, Batches, Dataset, Described, ForeignDataset, TokenStream, open_dataset
+from fasttrain.data import IGNORED, Batches, Dataset, Described, ExternalDataset, TokenStream, open_dataset
 
 EOT = 50256
 AGAIN = "copy it again, or write it again"
@@ -59,13 +59,13 @@ def write(path: Path, content: bytes) -> Path:
     return path
 
 
-def opened(path: Path, **described) -> ForeignDataset:
+def opened(path: Path, **described) -> ExternalDataset:
     dataset = open_dataset(path, Described(**described))
-    assert isinstance(dataset, ForeignDataset)
+    assert isinstance(dataset, ExternalDataset)
     return dataset
 
 
-def tokens_of(dataset: ForeignDataset, split: str = "train") -> list[int]:
+def tokens_of(dataset: ExternalDataset, split: str = "train") -> list[int]:
     stream = dataset.split(split)
     return stream.windows(np.array([0]), len(stream))[0].tolist()
 

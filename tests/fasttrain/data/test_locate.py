@@ -11,7 +11,7 @@ import pytest
 
 from fasttrain import cli, config
 from fasttrain.data import Batches, DataCursor, Skip, training_data
-from fasttrain.data.locate import SPLIT, documents_from, locate, seen, step_of_token, text_of
+from fasttrain.data.locate import SPLIT, documents_from, locate, occurrences, step_of_token, text_of
 from fasttrain.data.prepare import Settings, prepare
 from fasttrain.data.segments import DataSegment, append_segment, read_segments, segment_at, with_absolute_paths
 from fasttrain.rundir import RunDir
@@ -77,7 +77,7 @@ def test_excerpts_are_the_batches_of_every_rank(tmp_path, request, kind):
             )  # fmt: skip
             batch = batches.at(step)
             for row, tokens in enumerate(batch.tokens.numpy()):
-                pieces = [e for e in excerpts if (e.rank, e.row) == (rank, row)]
+                pieces = [e for e in excerpts if (e.dp_rank, e.row) == (rank, row)]
                 found = [
                     opened.datasets[e.component].split(SPLIT).windows(np.array([e.start]), e.stop - e.start)[0]
                     for e in pieces
@@ -85,7 +85,7 @@ def test_excerpts_are_the_batches_of_every_rank(tmp_path, request, kind):
                 assert np.array_equal(np.concatenate(found), tokens)
                 begins = (batch.positions[row] == 0).nonzero()[:, 0].tolist()  # a document, or the sample
                 assert [e.start - pieces[0].start for e in pieces] == begins
-        assert len({(e.rank, e.row) for e in excerpts}) == 6
+        assert len({(e.dp_rank, e.row) for e in excerpts}) == 6
 
 
 def test_bytes_and_sources_lead_to_the_text_in_its_file(tmp_path, mixed):
@@ -117,10 +117,10 @@ def test_a_document_is_seen_in_exactly_the_steps_that_hold_it(tmp_path, request,
     for step in range(60):
         for e in locate(tmp_path, step):
             if e.component == component:
-                expected.setdefault(e.document, []).append((step, e.rank, e.row, e.sample, e.start, e.stop))
+                expected.setdefault(e.document, []).append((step, e.dp_rank, e.row, e.sample, e.start, e.stop))
     assert max(rank for places in expected.values() for _, rank, *_ in places) == 2
     for document, places in expected.items():
-        found = [tuple(vars(s).values()) for s in seen(tmp_path, document, component=component, stop=60)]
+        found = [tuple(vars(s).values()) for s in occurrences(tmp_path, document, component=component, stop=60)]
         assert sorted(found) == sorted(places)
 
 
@@ -172,7 +172,7 @@ def test_text_without_a_tokenizer_is_numbers(tmp_path):
     first = text_of(training_data(data).first, pieces[0].start, pieces[0].stop)
     assert first.split()[0] == str(pieces[0].start + 3)
     with pytest.raises(ValueError, match="no index of its documents; only steps"):
-        list(seen(tmp_path, 0, stop=10))
+        list(occurrences(tmp_path, 0, stop=10))
 
 
 def test_command(tmp_path, text, capsys):
@@ -200,7 +200,7 @@ def test_command(tmp_path, text, capsys):
     name = f"{expected[0].source.file.path.parent.name}/{expected[0].source.file.path.name}"
     code, out = run("--document", name)
     assert code == 0
-    assert f"\n     3      {expected[0].rank}" in out
+    assert f"\n     3      {expected[0].dp_rank}" in out
     assert "the run has trained 10 steps; later ones are as they will be" in run("--step", "99")[1]
     for words, message in ((["--step", "0"], "steps count from 1"), (["--step", "x"], "neither a step")):
         with pytest.raises(SystemExit):

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasttrain import config
-from fasttrain.data import Batches, Component, DataCursor, TokenStream, training_data
-from fasttrain.data.mixture import BLOCK, Mixture, Part
+from fasttrain.data import Batches, DataCursor, MixtureComponent, TokenStream, training_data
+from fasttrain.data.order import BLOCK, Mixture, MixturePart
 
 EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
 FROZEN = [1, 0, 1, 1, 0, 1, 0, 2, 0, 2, 1, 1, 0, 1, 1, 1]
@@ -28,10 +28,10 @@ weights = st.lists(
 
 
 @st.composite
-def mixtures(draw, *, limited: bool = False) -> tuple[Mixture, list[Part]]:
+def mixtures(draw, *, limited: bool = False) -> tuple[Mixture, list[MixturePart]]:
     found = draw(weights)
     limits = st.integers(0, 3000) if limited else st.none()
-    parts = [Part(weight, draw(limits), draw(st.integers(0, 50))) for weight in found]
+    parts = [MixturePart(weight, draw(limits), draw(st.integers(0, 50))) for weight in found]
     return Mixture(parts, seed=draw(st.integers(0, 2**64))), parts
 
 
@@ -57,13 +57,15 @@ def test_over_blocks_the_shares_are_exact_however_long_the_run(made, block):
 
 
 def test_shares_that_divide_a_block_are_met_in_each():
-    mixture = Mixture([Part(Fraction("0.25")), Part(Fraction("0.125")), Part(Fraction("0.625"))], seed=0)
+    mixture = Mixture(
+        [MixturePart(Fraction("0.25")), MixturePart(Fraction("0.125")), MixturePart(Fraction("0.625"))], seed=0
+    )
     blocks = run_of(mixture, 40 * BLOCK).reshape(40, BLOCK)
     assert all(np.bincount(block).tolist() == [BLOCK // 4, BLOCK // 8, BLOCK // 8 * 5] for block in blocks)
 
 
 def test_a_rare_part_comes_as_often_as_it_should():
-    mixture = Mixture([Part(Fraction("0.999")), Part(Fraction("0.001"))], seed=3)
+    mixture = Mixture([MixturePart(Fraction("0.999")), MixturePart(Fraction("0.001"))], seed=3)
     rare = np.flatnonzero(run_of(mixture, 100_000) == 1)
     assert len(rare) == 100
     assert np.diff(rare).max() < 1000 + 2 * BLOCK
@@ -104,7 +106,7 @@ def test_each_part_counts_its_samples_one_by_one(made):
 
 def test_the_order_is_frozen():
     """A resumed run must see the order that it began with, so that no later version may change it."""
-    mixture = Mixture([Part(Fraction(4)), Part(Fraction(5)), Part(Fraction(1))], seed=0)
+    mixture = Mixture([MixturePart(Fraction(4)), MixturePart(Fraction(5)), MixturePart(Fraction(1))], seed=0)
     assert run_of(mixture, 16).tolist() == FROZEN
 
 
@@ -133,19 +135,19 @@ def test_a_part_stops_exactly_at_its_limit_and_the_others_go_on_in_their_proport
 
 
 def test_a_mixture_without_limit_on_one_part_is_endless():
-    mixture = Mixture([Part(Fraction(1), 100), Part(Fraction(1))], seed=0)
+    mixture = Mixture([MixturePart(Fraction(1), 100), MixturePart(Fraction(1))], seed=0)
     assert mixture.length is None
     assert mixture.stops == [200, None]
     assert set(run_of(mixture, 10_000)[200:].tolist()) == {1}
 
 
 def test_a_mixture_whose_parts_are_all_at_their_limits_is_over():
-    mixture = Mixture([Part(Fraction(1), 10, 10), Part(Fraction(2), 20, 30)], seed=0)
+    mixture = Mixture([MixturePart(Fraction(1), 10, 10), MixturePart(Fraction(2), 20, 30)], seed=0)
     assert (mixture.length, mixture.stops, mixture.used_at(0)) == (0, [0, 0], [10, 30])
 
 
 def test_beyond_its_length_there_is_nothing():
-    mixture = Mixture([Part(Fraction(1), 10), Part(Fraction(1), 20)], seed=0)
+    mixture = Mixture([MixturePart(Fraction(1), 10), MixturePart(Fraction(1), 20)], seed=0)
     mixture.at(29, 1)
     with pytest.raises(ValueError, match="every part of the mixture has reached its limit after 30 samples"):
         mixture.at(29, 2)
@@ -158,7 +160,7 @@ def test_beyond_its_length_there_is_nothing():
 def test_nothing_predicts_the_part_of_the_next_sample(share):
     """Runs of one part are as long as by chance, and neither place in a step nor lag correlates."""
     share = Fraction(share)
-    hits = (run_of(Mixture([Part(1 - share), Part(share)], seed=1), 1600 * BLOCK) == 1).astype(float)
+    hits = (run_of(Mixture([MixturePart(1 - share), MixturePart(share)], seed=1), 1600 * BLOCK) == 1).astype(float)
     p, n = float(share), len(hits)
     centred = hits - p
     for lag in (1, 2, 3, 8, 16, BLOCK, 100):
@@ -173,7 +175,9 @@ def test_nothing_predicts_the_part_of_the_next_sample(share):
 
 
 def test_blocks_and_seeds_have_orders_of_their_own():
-    orders = [run_of(Mixture([Part(Fraction(1)), Part(Fraction(1))], seed=seed), 8 * BLOCK) for seed in range(4)]
+    orders = [
+        run_of(Mixture([MixturePart(Fraction(1)), MixturePart(Fraction(1))], seed=seed), 8 * BLOCK) for seed in range(4)
+    ]
     blocks = np.concatenate([order.reshape(8, BLOCK) for order in orders])
     agreement = (blocks[:, None] == blocks[None]).mean(-1)[~np.eye(len(blocks), dtype=bool)]
     assert agreement.max() < 0.5 + 5 * math.sqrt(0.25 / BLOCK)
@@ -183,7 +187,7 @@ def test_blocks_and_seeds_have_orders_of_their_own():
 
 
 def stream_of(path: Path, tokens: int, first: int = 1) -> TokenStream:
-    """Tokens count up from `first`; documents of 7."""
+    """TokenFiles count up from `first`; documents of 7."""
     path.mkdir()
     (path / "tokens").write_bytes(np.arange(first, first + tokens).astype("<u2").tobytes())
     ends = np.append(np.arange(7, tokens, 7), tokens)
@@ -192,11 +196,11 @@ def stream_of(path: Path, tokens: int, first: int = 1) -> TokenStream:
 
 
 @pytest.fixture
-def components(tmp_path) -> list[Component]:
+def components(tmp_path) -> list[MixtureComponent]:
     return [
-        Component("code", stream_of(tmp_path / "code", 801), 0.3),
-        Component("text", stream_of(tmp_path / "text", 4001, 1001), 0.5, 2),
-        Component("maths", stream_of(tmp_path / "maths", 401, 6001), 0.2, 1.5),
+        MixtureComponent("code", stream_of(tmp_path / "code", 801), 0.3),
+        MixtureComponent("text", stream_of(tmp_path / "text", 4001, 1001), 0.5, 2),
+        MixtureComponent("maths", stream_of(tmp_path / "maths", 401, 6001), 0.2, 1.5),
     ]
 
 
@@ -264,7 +268,7 @@ def test_the_end_of_the_data_is_known_in_advance(components):
 def test_other_weights_and_other_components_go_on_where_each_component_was(components):
     before = batches_of(components)
     used = before.used_at(6)
-    changed = [components[1], components[0]._replace(weight=2.0), Component("new", components[2].stream)]
+    changed = [components[1], components[0]._replace(weight=2.0), MixtureComponent("new", components[2].stream)]
     after = batches_of(changed, cursor=DataCursor(6, used))
     assert after.used_at(6) == {"text": used["text"], "code": used["code"], "new": 0}
     seen = {

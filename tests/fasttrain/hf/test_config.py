@@ -41,7 +41,7 @@ def test_what_transformers_writes(tmp_path: Path) -> None:
 
 
 def test_what_earlier_ones_wrote(tmp_path: Path) -> None:
-    """rope_theta beside the rest, and what is a default left out: as in the checkpoints of Llama 2 and Qwen3."""
+    """rope_theta beside the rest, and what is a default omitted: as in the checkpoints of Llama 2 and Qwen3."""
     sizes = {key: size for key, size in SIZES.items() if key != "num_key_value_heads"}
     old = sizes | dict(model_type="llama", rope_scaling=None, hidden_act="silu", pretraining_tp=1)
     assert architecture(written(tmp_path, old)) == OURS | dict(kv_heads=4)
@@ -87,7 +87,7 @@ def test_what_is_no_checkpoint_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="has no config.json, so it is no Hugging Face checkpoint"):
         architecture(tmp_path)
     for content, message in (
-        ("{", "is damaged"),
+        ("{", "is corrupt"),
         ("[]", "holds no object"),
         ('{"model_type": "llama"}', "not say num_"),
     ):

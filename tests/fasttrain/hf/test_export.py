@@ -262,18 +262,18 @@ def test_mistakes_are_named(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFi
     Tokenizer(models.WordLevel({str(number): number for number in range(400)}, unk_token="0")).save(str(other))
     assert "the embedding 320 rows" in fails(capsys, run, "--out", new, "--tokenizer", other)
     with patch.object(fasttrain.hf.export, "free_bytes", lambda _: 1000):
-        assert "do not fit in the 0.00 GB that are free" in fails(capsys, run, "--out", new)
+        assert "do not fit in the 1.0 kB that are free" in fails(capsys, run, "--out", new)
     assert not new.exists()
 
 
-def test_a_damaged_checkpoint_is_not_exported(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_corrupt_checkpoint_is_not_exported(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs.run(), run)
     (file,) = find(run).path.glob("*.distcp")
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    assert f"{file} is damaged" in fails(capsys, run, "--out", tmp_path / "out")
+    assert f"{file} is corrupt" in fails(capsys, run, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -284,7 +284,7 @@ def test_a_tokenizer_that_has_changed_is_not_exported(
     run = train(tmp_path / "run", data, *SIZES)
     text = (data / "tokenizer.json").read_text()
     (data / "tokenizer.json").write_text(text.replace('"!":33', '"!":34'))
-    assert "tokenizer.json has changed since it was prepared" in fails(capsys, run, "--out", tmp_path / "out")
+    assert "tokenizer.json is corrupt" in fails(capsys, run, "--out", tmp_path / "out")
 
 
 def test_an_export_that_fails_leaves_nothing(runs: Runs, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from fasttrain.metrics import StepRecord, read_metrics
 from fasttrain.model import Decoder
 from fasttrain.monitor import Monitor
 from fasttrain.recipes import RECIPES
-from fasttrain.tools.verify_resume import plan as trial_of
+from fasttrain.tools.verify_resume import plan_trial
 from fasttrain.train import main
 from fasttrain.train.setup import StartReport, prepare
 from fasttrain.train.state import TrainState
@@ -91,7 +91,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture
 def copied(place: Place, tmp_path: Path) -> Path:
-    """A checkpoint to damage."""
+    """A checkpoint to corrupt."""
     return shutil.copytree(place.theirs("qwen3 untied"), tmp_path / "copied")
 
 
@@ -180,7 +180,7 @@ def test_bf16_weights_become_fp32(place: Place) -> None:
 
 def test_a_large_tensor_is_read_in_pieces(place: Place) -> None:
     path = place.theirs("qwen3 untied")
-    with patch.object(fasttrain.hf.load, "_AT_ONCE", 4 * 24 * 7), prepared(place.settings(path)) as run:
+    with patch.object(fasttrain.hf.load, "_READ_BYTES", 4 * 24 * 7), prepared(place.settings(path)) as run:
         assert_has_the_weights_of(run.model, path)
 
 
@@ -203,7 +203,7 @@ def test_a_tied_head_that_is_stored_too(copied: Path, place: Place) -> None:
         pass
 
 
-def test_a_run_that_goes_on_from_a_checkpoint(place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_starts_from_a_checkpoint(place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It says where its weights are from, does not take them for untrained ones, and needs them once only."""
     path = shutil.copytree(place.ours(), tmp_path / "hf")
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
@@ -227,7 +227,7 @@ def test_a_run_that_goes_on_from_a_checkpoint(place: Place, tmp_path: Path, caps
     assert f"cannot be resumed with other settings: from_hf: {path} -> {other}" in capsys.readouterr().err
 
 
-def test_a_run_that_goes_back_to_its_beginning_has_the_weights_again(place: Place, tmp_path: Path) -> None:
+def test_a_run_that_rolls_back_to_its_start_has_the_weights_again(place: Place, tmp_path: Path) -> None:
     observe, anomaly = Monitor.observe, Anomaly(kind="spike", value=9.0, expected=1.0, steps=1, step=2)
     seen: list[int] = []
 
@@ -292,7 +292,7 @@ def test_plans_and_certificates_take_the_setting(place: Place, capsys: pytest.Ca
     theirs = AutoModelForCausalLM.from_pretrained(path)
     assert planned["parameters"] == sum(parameter.numel() for parameter in theirs.parameters())
     settings = place.settings(path)
-    trial = trial_of(settings, steps=4)
+    trial = plan_trial(settings, steps=4)
     assert trial.settings.from_hf == path
     for again in (trial.calm(Path("a-checkpoint")), trial.moved(Path("a-checkpoint"))):
         assert (again.from_hf, again.model) == (None, settings.model)
@@ -338,7 +338,7 @@ def broken(copied: Path, how: str) -> str:
     name = "model.layers.1.mlp.up_proj.weight"
     if how == "truncated":
         file.write_bytes(file.read_bytes()[:-100])
-        return f"{file} is damaged, or copied in part"
+        return f"{file} is corrupt, or copied in part"
     if how == "pickles":
         file.rename(copied / "pytorch_model.bin")
         return r"its weights as pickles \(.bin\), .* write them as safetensors first: AutoModelForCausalLM"
@@ -352,7 +352,7 @@ def broken(copied: Path, how: str) -> str:
         return "model-00001.safetensors is missing, which model.safetensors.index.json names"
     if how == "a broken index":
         (copied / "model.safetensors.index.json").write_text("{}")
-        return "model.safetensors.index.json is damaged"
+        return "model.safetensors.index.json is corrupt"
     if how == "missing":
         del weights[name]
     elif how == "unexpected":

@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from fasttrain.data import Dataset, DatasetWriter
-from fasttrain.data.lint import Finding, Report
+from fasttrain.data.lint import LintFinding, LintReport
 
 SEPARATOR, PAD = 256, 257
 VOCAB = 258
@@ -59,26 +59,26 @@ def write(
             writer.add(split, np.array([1]), num_bytes=1)
     manifest = json.loads((path / "dataset.json").read_text())
     for split, content in splits.items():
-        facts = manifest["splits"][split]
+        metadata = manifest["splits"][split]
         tokens = np.array([token for document in content for token in document], "<u2")
         ends = np.cumsum([len(document) for document in content]).astype("<i8")
-        facts |= dict(tokens=len(tokens), documents=len(ends), bytes=len(tokens))
-        facts["shards"] = []
+        metadata |= dict(tokens=len(tokens), documents=len(ends), bytes=len(tokens))
+        metadata["shards"] = []
         for number, first in enumerate(range(0, len(tokens), shard or len(tokens))):
-            piece = tokens[first : first + (shard or len(tokens))]
-            piece.tofile(path / f"{split}-{number:05}.tokens")
-            digest = hashlib.sha256(piece.tobytes()).hexdigest()
-            facts["shards"].append(dict(name=f"{split}-{number:05}.tokens", size=piece.nbytes, sha256=digest))
+            chunk = tokens[first : first + (shard or len(tokens))]
+            chunk.tofile(path / f"{split}-{number:05}.tokens")
+            digest = hashlib.sha256(chunk.tobytes()).hexdigest()
+            metadata["shards"].append(dict(name=f"{split}-{number:05}.tokens", size=chunk.nbytes, sha256=digest))
         ends.tofile(path / f"{split}.documents")
-        facts["index"] |= dict(size=ends.nbytes, sha256=hashlib.sha256(ends.tobytes()).hexdigest())
+        metadata["index"] |= dict(size=ends.nbytes, sha256=hashlib.sha256(ends.tobytes()).hexdigest())
     (path / "dataset.json").write_text(json.dumps(manifest))
     return Dataset(path)
 
 
-def found(report: Report, check: str, split: str = "train") -> Finding:
+def found(report: LintReport, check: str, split: str = "train") -> LintFinding:
     (finding,) = [f for f in report.findings if f.check == check and f.split == split]
     return finding
 
 
-def faults(report: Report) -> dict[str, str]:
+def faults(report: LintReport) -> dict[str, str]:
     return {finding.check: finding.severity for finding in report.findings if finding.severity != "ok"}

@@ -85,7 +85,7 @@ def test_files_of_another_program(tmp_path, capsys):
     assert "  token 1\n    '<|separator|><|separator|>" in printed
     with pytest.raises(SystemExit):
         main([str(tmp_path / "d"), *options])
-    assert "is a prepared dataset and does; leave them out" in capsys.readouterr().err
+    assert "is a prepared dataset and does; remove them" in capsys.readouterr().err
     assert main([str(tmp_path / "raw"), "--separator", "-1"]) == 0
     assert "the dataset names no separator" in capsys.readouterr().out
 
@@ -117,6 +117,6 @@ def test_a_plot_without_matplotlib_says_what_to_install(clean, tmp_path, monkeyp
 def test_progress_counts_every_token(tmp_path):
     dataset = write(tmp_path / "d", documents(60), documents(20, seed=1))
     read: list[int] = []
-    lint(dataset, piece=1000, progress=read.append)
+    lint(dataset, chunk=1000, on_progress=read.append)
     assert sum(read) == len(dataset.split("train")) + len(dataset.split("validation"))
     assert max(read) == 1000

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from fasttrain.data.lint import lint
-from fasttrain.data.lint.hashes import Hasher, Sample
-from fasttrain.data.lint.repetition import PERIODS, RUN, loops_in
+from fasttrain.data.lint.repetition import MIN_RUN, PERIODS, Hasher, HashSample, loops_in
 from tests.fasttrain.data.lint.defects import SEPARATOR, documents, found, write
 
 RNG = np.random.default_rng(0)
@@ -19,21 +18,21 @@ def slow_loops(tokens: np.ndarray) -> np.ndarray:
             if i < len(tokens) and tokens[i] == tokens[i - period]:
                 run += 1
                 continue
-            if run >= RUN:
+            if run >= MIN_RUN:
                 out[i - run : i] = True
             run = 0
     return out
 
 
 @pytest.mark.parametrize("period", [1, 2, 7, 31, 64, 65])
-@pytest.mark.parametrize("length", [RUN - 1, RUN, RUN + 1, 200])
+@pytest.mark.parametrize("length", [MIN_RUN - 1, MIN_RUN, MIN_RUN + 1, 200])
 def test_loops_are_found_from_the_length_that_counts(period, length):
     tokens = RNG.integers(0, 60_000, 700).astype(np.uint16)
     for i in range(length):
         tokens[200 + period + i] = tokens[200 + i]
     loops = loops_in(tokens)
     assert (loops == slow_loops(tokens)).all()
-    assert loops.sum() == (length if period <= 64 and length >= RUN else 0)
+    assert loops.sum() == (length if period <= 64 and length >= MIN_RUN else 0)
 
 
 @pytest.mark.parametrize("ids", [1, 2, 3])
@@ -110,12 +109,12 @@ def test_equal_stretches_have_equal_hashes_and_no_others():
 def test_a_sample_knows_the_share_of_repeats_whatever_its_size_and_order():
     hashes = RNG.integers(0, 2**64, 100_000, dtype=np.uint64)
     hashes = np.concatenate([hashes, hashes[:25_000]])
-    whole, small, backwards = Sample(10**6), Sample(5000), Sample(5000)
-    for piece in np.array_split(hashes, 30):
-        whole.add(piece, 0)
-        small.add(piece, 0)
-    for piece in np.array_split(hashes[::-1], 7):
-        backwards.add(piece, 0)
+    whole, small, backwards = HashSample(10**6), HashSample(5000), HashSample(5000)
+    for chunk in np.array_split(hashes, 30):
+        whole.add(chunk, 0)
+        small.add(chunk, 0)
+    for chunk in np.array_split(hashes[::-1], 7):
+        backwards.add(chunk, 0)
     assert whole.repeats().again.mean() == 0.2
     assert small.repeats().again.mean() == pytest.approx(0.2, abs=0.02)
     assert 2500 <= len(small.all()[0]) <= 5000

@@ -1,4 +1,4 @@
-"""Ids that are wrong, tokens that stand for no text, and text that was damaged before it became tokens."""
+"""Ids that are wrong, tokens that stand for no text, and text that was corrupt before it became tokens."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from fasttrain.data import TokenStream
 from fasttrain.data.lint import lint
-from fasttrain.data.lint.text import damage_in
+from fasttrain.data.lint.tokens import corruption_in
 from tests.fasttrain.data.lint.defects import (
     PAD,
     SEPARATOR,
@@ -88,8 +88,8 @@ def test_a_vocabulary_for_other_text(tmp_path):
         ("café, it\u2019s 10 km, São Paulo, Århus, PÂTÉ, ÂGE, ÃO, naïve", None),
     ],
 )
-def test_damaged_text(tmp_path, text, kind):
-    assert damage_in(text) == kind
+def test_corrupt_text(tmp_path, text, kind):
+    assert corruption_in(text) == kind
     content = [[SEPARATOR, *encoded(f"{words} {text} {words}")] for words in texts(40, words=10)]
     report = lint(write(tmp_path / "d", content))
     finding = found(report, "encoding")
@@ -101,7 +101,7 @@ def test_damaged_text(tmp_path, text, kind):
 def test_nul_is_counted_in_all_of_the_stream(tmp_path):
     content = documents(2000)
     content[1] += encoded("\0\0")
-    assert found(lint(write(tmp_path / "d", content)), "damaged tokens").count == 2
+    assert found(lint(write(tmp_path / "d", content)), "corrupt tokens").count == 2
 
 
 def test_tokens_of_another_tokenizer(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from fasttrain import cli
 from fasttrain.cli import data_prepare
 from fasttrain.data import Dataset
-from fasttrain.data.prepare import chunks
+from fasttrain.units import clock
 
 
 @pytest.fixture
@@ -90,18 +90,18 @@ def test_mistakes_are_one_line(tmp_path, texts, capsys, options, message):
 
 
 def test_interrupted_and_gone_on(tmp_path, texts, capsys, monkeypatch):
-    monkeypatch.setattr(chunks, "FILES", 10)
+    monkeypatch.setattr("fasttrain.data.prepare.inputs.MAX_FILES", 10)
     rate = data_prepare._rate
     monkeypatch.setattr(
         data_prepare, "_rate", lambda p, *rest: signal.raise_signal(signal.SIGINT) if p.done else rate(p, *rest)
     )
     arguments = (texts, "--out", tmp_path / "out", "--tokenizer", "bytes")
     assert command(*arguments) == 130
-    assert "interrupted; the same command goes on where it stopped" in capsys.readouterr().err
+    assert "interrupted; the same command resumes where it stopped" in capsys.readouterr().err
     monkeypatch.undo()
     assert command(*arguments) == 0
     Dataset(tmp_path / "out").verify()
 
 
 def test_time_left_is_readable():
-    assert [data_prepare._clock(seconds) for seconds in (5, 65, 3725)] == ["0:05", "1:05", "1:02:05"]
+    assert [clock(seconds) for seconds in (5, 65, 3725)] == ["0:05", "1:05", "1:02:05"]

@@ -3,7 +3,7 @@
 import json
 import tracemalloc
 
-from fasttrain.data.prepare import Settings, chunks, prepare
+from fasttrain.data.prepare import Settings, prepare
 
 
 def peak(tmp_path, documents: int) -> int:
@@ -20,7 +20,7 @@ def peak(tmp_path, documents: int) -> int:
 
 
 def test_four_times_the_text_takes_no_more_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "PIECE", 2**17)
+    monkeypatch.setattr("fasttrain.data.prepare.inputs.CHUNK_BYTES", 2**17)
     peak(tmp_path, 100)  # what is only made once
     small, large = peak(tmp_path, 1000), peak(tmp_path, 4000)  # 0.9 and 3.6 MB
     assert large < 1.1 * small + 16 * 4000

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from fasttrain.data import Dataset, holds_out
-from fasttrain.data.prepare import Settings, chunks, prepare
+from fasttrain.data.prepare import Settings, prepare
 from fasttrain.data.prepare.tokenizer import SEPARATOR
 
 ALL = Settings(validation=0, shortest=1)
@@ -27,8 +27,8 @@ def documents(dataset: Dataset, split: str = "train") -> list[str]:
     stream, tokenizer = dataset.split(split), dataset.tokenizer()
     tokens = stream.windows(np.array([0]), len(stream))[0]
     found = np.split(tokens, stream.document_ends[:-1])
-    assert all(piece[0] == dataset.separator and not (piece[1:] == dataset.separator).any() for piece in found)
-    return [tokenizer.decode(piece[1:].tolist(), skip_special_tokens=False) for piece in found]
+    assert all(chunk[0] == dataset.separator and not (chunk[1:] == dataset.separator).any() for chunk in found)
+    return [tokenizer.decode(chunk[1:].tolist(), skip_special_tokens=False) for chunk in found]
 
 
 def prepared(out: Path, *names: Path, tokenizer="bytes", settings=ALL, workers=1, **options) -> Dataset:
@@ -38,9 +38,9 @@ def prepared(out: Path, *names: Path, tokenizer="bytes", settings=ALL, workers=1
     return dataset
 
 
-def left_out(dataset: Dataset) -> list[tuple]:
-    lines = [json.loads(line) for line in (dataset.path / "left-out.jsonl").read_text().splitlines()]
-    assert len(lines) == sum((dataset.manifest.left_out or {}).values())
+def dropped(dataset: Dataset) -> list[tuple]:
+    lines = [json.loads(line) for line in (dataset.path / "dropped.jsonl").read_text().splitlines()]
+    assert len(lines) == sum((dataset.manifest.dropped or {}).values())
     return [(line["reason"], Path(line["file"]).name, line.get("line", line.get("row"))) for line in lines]
 
 
@@ -80,10 +80,10 @@ def text_at(source) -> str:
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.jsonl.zst", "x.parquet"])
-@pytest.mark.parametrize("piece", [100, 1000, 2**22])
-def test_every_format_in_pieces_of_any_size(tmp_path, monkeypatch, name, piece):
-    monkeypatch.setattr(chunks, "PIECE", piece)
-    monkeypatch.setattr(chunks, "BLOCK", 50)
+@pytest.mark.parametrize("chunk", [100, 1000, 2**22])
+def test_every_format_in_pieces_of_any_size(tmp_path, monkeypatch, name, chunk):
+    monkeypatch.setattr("fasttrain.data.prepare.inputs.CHUNK_BYTES", chunk)
+    monkeypatch.setattr("fasttrain.data.prepare.inputs.READ_BYTES", 50)
     dataset = prepared(tmp_path / "out", write(tmp_path / name, TEXTS))
     assert documents(dataset) == TEXTS
     sources = [dataset.source("train", i) for i in range(len(TEXTS))]
@@ -106,7 +106,7 @@ def test_a_tree_of_texts(tmp_path):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_long_text_is_cut_at_lines_and_nothing_is_lost(tmp_path, monkeypatch, packed):
-    monkeypatch.setattr(chunks, "NEAR", 100)
+    monkeypatch.setattr("fasttrain.data.prepare.inputs.LINE_SEARCH_BYTES", 100)
     text = "".join(f"line {i} é\n" for i in range(1000)) + "".join(chr(0x4E00 + i) for i in range(3000))
     path = tmp_path / ("x.txt.gz" if packed else "x.txt")
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
@@ -123,7 +123,7 @@ def test_a_line_longer_than_a_part_stays_whole_and_leaves_no_empty_parts(tmp_pat
     (tmp_path / "x.txt").write_text(text := "x" * 5000 + "\n" + "the end of it\n" * 100)
     dataset = prepared(tmp_path / "out", tmp_path / "x.txt", settings=Settings(validation=0, longest=1024))
     assert "".join(documents(dataset)) == text
-    assert left_out(dataset) == []
+    assert dropped(dataset) == []
 
 
 def test_a_long_document_of_jsonl_is_cut_too(tmp_path):
@@ -136,7 +136,7 @@ def test_a_long_document_of_jsonl_is_cut_too(tmp_path):
     assert {dataset.source("train", i).line for i in range(5)} == {1}
 
 
-def test_what_is_left_out_is_reported_with_file_and_line(tmp_path):
+def test_what_is_dropped_is_reported_with_file_and_line(tmp_path):
     lines = [
         json.dumps({"text": "a first document that is kept"}),
         "",  # an empty line is nothing
@@ -175,7 +175,7 @@ def test_what_is_left_out_is_reported_with_file_and_line(tmp_path):
         "a text with a mark of its byte order",
         "a row of a Parquet file",
     ]
-    assert left_out(dataset) == [
+    assert dropped(dataset) == [
         ("invalid JSON", "x.jsonl", 3),
         ("no text", "x.jsonl", 4),
         ("near-empty", "x.jsonl", 5),
@@ -197,10 +197,10 @@ def test_what_is_left_out_is_reported_with_file_and_line(tmp_path):
 
 
 def test_lines_are_counted_over_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "PIECE", 64)
+    monkeypatch.setattr("fasttrain.data.prepare.inputs.CHUNK_BYTES", 64)
     texts = [f"document number {i // 2}" for i in range(40)]
     dataset = prepared(tmp_path / "out", write(tmp_path / "x.jsonl", texts))
-    assert left_out(dataset) == [("duplicate", "x.jsonl", line) for line in range(2, 41, 2)]
+    assert dropped(dataset) == [("duplicate", "x.jsonl", line) for line in range(2, 41, 2)]
 
 
 def test_a_large_binary_file_is_not_read_to_its_end(tmp_path):
@@ -208,7 +208,7 @@ def test_a_large_binary_file_is_not_read_to_its_end(tmp_path):
         file.truncate(2**40)
     (tmp_path / "x.txt").write_text("a text beside it")
     dataset = prepared(tmp_path / "out", tmp_path / "x.bin", tmp_path / "x.txt")
-    assert left_out(dataset) == [("binary", "x.bin", 1)]
+    assert dropped(dataset) == [("binary", "x.bin", 1)]
 
 
 def test_a_text_that_spells_the_separator_does_not_end(tmp_path):
@@ -235,7 +235,7 @@ def test_any_documents_come_back_in_their_splits(tmp_path_factory, texts):
 
 
 def test_the_same_files_whatever_the_number_of_workers(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "PIECE", 500)
+    monkeypatch.setattr("fasttrain.data.prepare.inputs.CHUNK_BYTES", 500)
     inputs = [write(tmp_path / name, TEXTS) for name in ("x.jsonl", "y.jsonl.gz", "z.parquet")]
     write(tmp_path / "w.jsonl", [text.upper() for text in TEXTS])
     for workers in (1, 2, 3):
@@ -267,7 +267,7 @@ def test_names_of_files_need_not_be_utf8(tmp_path):
     (tmp_path / "in" / f"empty {name}").write_text("")
     result = prepare([tmp_path / "in"], tmp_path / "out", tokenizer="bytes", settings=ALL, workers=1)
     assert result.examples["near-empty"].isascii()
-    assert left_out(Dataset(tmp_path / "out")) == [("near-empty", f"empty {name}", 1)]
+    assert dropped(Dataset(tmp_path / "out")) == [("near-empty", f"empty {name}", 1)]
     source = Dataset(tmp_path / "out").source("train", 0)
     assert source.file.path == tmp_path / "in" / name
     assert source.file.is_unchanged()
@@ -295,12 +295,12 @@ def test_a_truncated_archive_is_named(tmp_path, name):
             rf"{name} is truncated: its \w+ stream does not end within {size} bytes; copy it again", message
         )
     path.write_bytes(content[:30] + b"garbage" * 10 + content[100:])
-    assert re.search(rf"{name} is (damaged|truncated)", fails(path, restart=True))
+    assert re.search(rf"{name} is (corrupt|truncated)", fails(path, restart=True))
     path.write_bytes(content)
     assert documents(prepared(tmp_path / "out", path, restart=True)) == TEXTS
 
 
-def test_a_damaged_parquet_file(tmp_path):
+def test_a_corrupt_parquet_file(tmp_path):
     path = write(tmp_path / "x.parquet", TEXTS)
     path.write_bytes(path.read_bytes()[:-20])
     assert f"{path} cannot be read as Parquet" in fails(path)
@@ -343,7 +343,7 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied", input.path)
 
     monkeypatch.setattr("fasttrain.data.prepare.documents.read_range", refuse)
-    message = f"prepare: no permission for {path}; change that, or leave it out with --exclude"
+    message = f"prepare: no permission for {path}; change that, or skip it with --exclude"
     assert fails(path, kind=PermissionError) == message
 
 
@@ -354,7 +354,7 @@ def test_an_input_that_changes_meanwhile(tmp_path, monkeypatch):
         with open(path, "a") as file:
             file.write("{}\n")
 
-    message = fails(path, tell=change)
+    message = fails(path, on_progress=change)
     assert message.startswith(f"prepare: {path} has changed since the preparation began; wait until it is written")
 
 
@@ -367,8 +367,8 @@ def test_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     message = fails(path, kind=OSError)
     assert message == (
-        f"prepare: the disk of {tmp_path}/.out.partial-prepare is full; make room, and the same command goes on where "
-        "it stopped"
+        f"prepare: the disk of {tmp_path}/.out.partial-prepare is full; free some space, and the same command resumes "
+        "where it stopped"
     )
     monkeypatch.undo()
     assert documents(prepared(tmp_path / "out", path)) == TEXTS

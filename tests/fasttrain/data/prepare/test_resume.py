@@ -1,4 +1,4 @@
-"""A preparation that was killed goes on, and ends with the files of one that was not."""
+"""A preparation that was killed resumes, and ends with the files of one that was not."""
 
 import gzip
 import json
@@ -12,16 +12,17 @@ from pathlib import Path
 import pytest
 
 from fasttrain.data import Dataset
-from fasttrain.data.prepare import Settings, chunks, preparation, prepare
-from fasttrain.data.prepare.progress_file import alone_in, work_directory_of
+from fasttrain.data.prepare import Settings, preparation, prepare
+from fasttrain.data.prepare.preparation import locked, work_directory_of
+from fasttrain.data.prepare.workers import in_order
 
 TEXTS = [f"Document {i} is {'long ' * (i % 9)}enough, with the number {i * 31}.\n" for i in [*range(170), *range(30)]]
 
 
 @pytest.fixture
 def inputs(tmp_path: Path, monkeypatch) -> list[Path]:
-    """A few hundred documents, some of them bad or twice there, in 20 pieces with a sync after each."""
-    monkeypatch.setattr(chunks, "PIECE", 1200)
+    """A few hundred documents, some of them bad or twice there, in 20 chunks with a sync after each."""
+    monkeypatch.setattr("fasttrain.data.prepare.inputs.CHUNK_BYTES", 1200)
     monkeypatch.setattr(preparation, "SYNC_SECONDS", 0)
     lines = [json.dumps({"text": text}) for text in TEXTS]
     lines[50] = "{"
@@ -107,7 +108,33 @@ def test_killed_at_random_with_workers(tmp_path, inputs):
     assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
-def test_it_goes_on_where_it_stopped(tmp_path, inputs):
+def test_workers_that_outlive_a_killed_process_do_not_hold_its_lock(tmp_path, inputs):
+    started, held = tmp_path / "started", tmp_path / "held"
+    held.mkdir()
+
+    def work(chunk):
+        started.touch()
+        time.sleep(0.9)  # longer than the kill below takes; a worker that has lost its parent ends within a second
+
+    def hold():
+        with locked(work_directory_of(held / "out")):
+            for _ in in_order(lambda: work, [1, 2], 2):
+                pass
+
+    child = os.fork()
+    if not child:
+        try:
+            hold()
+        finally:
+            os._exit(0)
+    while not started.exists():
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    run(inputs, held / "out")
+
+
+def test_it_resumes_where_it_stopped(tmp_path, inputs):
     told = []
 
     def stop(progress):
@@ -116,13 +143,13 @@ def test_it_goes_on_where_it_stopped(tmp_path, inputs):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(inputs, tmp_path / "out", tell=stop)
+        run(inputs, tmp_path / "out", on_progress=stop)
     assert not (tmp_path / "out").exists()
     again = []
-    result = run(inputs, tmp_path / "out", workers=2, tell=lambda progress: again.append(progress.done))
+    result = run(inputs, tmp_path / "out", workers=2, on_progress=lambda progress: again.append(progress.done))
     assert result.resumed
     assert again[0] >= told[-2] > 0
-    assert result.left_out == {"binary": 1, "invalid JSON": 1, "duplicate": 30}
+    assert result.dropped == {"binary": 1, "invalid JSON": 1, "duplicate": 30}
     assert not run(inputs, tmp_path / "whole").resumed
     assert content(tmp_path / "out") == content(tmp_path / "whole")
 
@@ -133,18 +160,18 @@ def interrupt(inputs, out) -> None:
         run(
             inputs,
             out,
-            tell=lambda progress: told.append(0) or (len(told) == 10 and signal.raise_signal(signal.SIGINT)),
+            on_progress=lambda progress: told.append(0) or (len(told) == 10 and signal.raise_signal(signal.SIGINT)),
         )
 
 
-def test_another_command_does_not_go_on_with_it(tmp_path, inputs):
+def test_another_command_does_not_resume_it(tmp_path, inputs):
     interrupt(inputs, tmp_path / "out")
     with pytest.raises(
         ValueError, match=r"interrupted, with another tokenizer \(bytes, now 300\); repeat that command"
     ):
         run(inputs, tmp_path / "out", tokenizer=300)
     (inputs[0] / "e.txt").write_text("A file that was not there before")
-    with pytest.raises(ValueError, match=r"with another inputs \(23 files.*now 24 files.*add --restart to begin anew"):
+    with pytest.raises(ValueError, match=r"with another inputs \(23 files.*now 24 files.*add --restart to start over"):
         run(inputs, tmp_path / "out")
     result = run(inputs, tmp_path / "out", restart=True)
     assert not result.resumed
@@ -168,7 +195,7 @@ def test_what_is_left_of_an_interrupted_one_is_no_dataset(tmp_path, inputs):
         Dataset(tmp_path / "out")
 
 
-def test_files_that_were_damaged_meanwhile_are_not_gone_on_with(tmp_path, inputs):
+def test_files_that_became_corrupt_are_not_resumed(tmp_path, inputs):
     interrupt(inputs, tmp_path / "out")
     (work_directory_of(tmp_path / "out") / "train-00000.tokens").write_bytes(b"12")
     with pytest.raises(ValueError, match=r"train-00000.tokens has 2 bytes instead of \d+; .*--restart"):
@@ -179,7 +206,7 @@ def test_two_processes_at_once(tmp_path, inputs):
     ready, go = os.pipe(), os.pipe()
 
     def hold():
-        with alone_in(work_directory_of(tmp_path / "out")):
+        with locked(work_directory_of(tmp_path / "out")):
             os.write(ready[1], b"1")
             os.read(go[0], 1)
 

@@ -1,15 +1,26 @@
-"""Tokenizers from files: which token separates documents, and what is wrong with a file."""
+"""Tokenizers from files, and an encoder that gives what the library gives, whatever the text."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, processors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers, processors
 
 from fasttrain.data import Dataset
 from fasttrain.data.prepare import Settings, prepare
-from fasttrain.data.prepare.tokenizer import loaded, plain_bytes, trained_on
+from fasttrain.data.prepare import tokenizer as tokenizers
+from fasttrain.data.prepare.tokenizer import (
+    SEPARATOR,
+    Encoder,
+    TokenizerSpec,
+    _Library,
+    loaded,
+    plain_bytes,
+    trained_on,
+)
 
 TEXTS = ["a first text of words", "a second text of other words", "</s> spelled out <s>"] * 3
 
@@ -48,8 +59,8 @@ def test_one_separator_whatever_the_tokenizer_adds_by_itself(tmp_path, model):
         stream = dataset.split("train")
         tokens = stream.windows(np.array([0]), len(stream))[0]
         found = np.split(tokens, stream.document_ends[:-1])
-        assert [piece[0] for piece in found] == [dataset.separator] * len(texts)
-        decoded = [dataset.tokenizer().decode(piece[1:].tolist(), skip_special_tokens=False) for piece in found]
+        assert [chunk[0] for chunk in found] == [dataset.separator] * len(texts)
+        decoded = [dataset.tokenizer().decode(chunk[1:].tolist(), skip_special_tokens=False) for chunk in found]
         assert decoded == texts
 
 
@@ -86,7 +97,7 @@ def test_files_that_are_no_tokenizer(tmp_path):
 
 
 def test_a_vocabulary_too_small_for_bytes():
-    with pytest.raises(ValueError, match="a vocabulary of 100 has no room for 256 bytes and the separator"):
+    with pytest.raises(ValueError, match="a vocabulary of 100 is too small for 256 bytes and the separator"):
         trained_on(TEXTS, 100)
 
 
@@ -111,3 +122,132 @@ def test_a_separator_that_text_can_make_is_refused(tmp_path):
     (tmp_path / "x.jsonl").write_text("\n".join(json.dumps(text) for text in TEXTS))
     with pytest.raises(ValueError, match="the tokenizer makes the separator 'words' of other text; choose another"):
         prepare([tmp_path / "x.jsonl"], tmp_path / "out", tokenizer=tmp_path, separator="words", workers=1)
+
+
+U2 = np.dtype("<u2")
+TRAINING = [
+    "It's the 2nd time they'll say we've tried; I'm sure he'd be 1234567 in   all.\n\n",
+    "\tdef f(x):\n        return x_1 + 22\n",
+    "Größe, naïve café — “curly” quotes… 日本語のテキスト и немного русского текста 🎉🎉 ½ ² Ⅷ \r\n\r\n  end\n",
+] * 4
+TROUBLE = [
+    "", " ", "\n", "  x", "x  ", "a\n\n b", "\r\n\r\n\tx", "'s's'S'\u017f'LL'Ll 'll", "_a__b_1_", "x_y", "½²Ⅷ①",
+    "\x1c\x1d a \x1f", "\x85\xa0\u2003\u3000x", "e\u0301 a\u0308 Å", "١٢٣ 123456789", "\u200b\u00ad", "\ufeffx",
+    "\U0001f9ff\U0001fae8\U0002ebf0\U000105c0", SEPARATOR, f"a{SEPARATOR}b", "<tool>", "a <tool>b", "A" * 300,
+    "ǅǅ ʰ ª", "\x00\x01", "\u0d4e\u1cf2 \u1885",
+]  # fmt: skip
+
+
+def split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def variant(name: str) -> TokenizerSpec:
+    """As trained_on makes it, or with the parts of other tokenizers."""
+    plain = trained_on(TRAINING, 600)
+    tokenizer = Tokenizer.from_str(plain.json)
+    if name == "llama3":
+        tokenizer.pre_tokenizer = split_by(tokenizers.LLAMA3)
+    if name == "qwen":
+        tokenizer.pre_tokenizer = split_by(tokenizers.QWEN)
+        tokenizer.normalizer = normalizers.NFC()
+    if name == "added":
+        tokenizer.add_tokens([AddedToken("<tool>", special=False)])
+    return plain._replace(json=tokenizer.to_str())
+
+
+@pytest.fixture(scope="module", params=["trained", "llama3", "qwen", "added"])
+def pair(request) -> tuple[Encoder, _Library]:
+    vocabulary = variant(request.param)
+    encoder = Encoder(vocabulary, U2)
+    assert isinstance(encoder.encode.__self__, tokenizers._Words)  # the quick way is taken
+    return encoder, _Library(vocabulary.json, U2)
+
+
+def test_texts_that_are_cut_in_strange_ways(pair):
+    encoder, library = pair
+    assert encoder.encode(TROUBLE) == library.encode(TROUBLE)
+    assert encoder.encode(TROUBLE) == library.encode(TROUBLE)  # from memory
+
+
+@settings(max_examples=150, deadline=None)
+@given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=4))
+def test_any_text(pair, texts):
+    encoder, library = pair
+    assert encoder.encode(texts) == library.encode(texts)
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.text(st.sampled_from(" \t\r\n'_a\u017fsSreLl1½٣-.\x1c\u0301é日🎉")))
+def test_any_text_of_characters_that_patterns_tell_apart(pair, text):
+    encoder, library = pair
+    assert encoder.encode([text]) == library.encode([text])
+
+
+def test_every_character_is_what_the_library_takes_it_for_or_left_to_it():
+    vocabulary = variant("llama3")
+    encoder, library = Encoder(vocabulary, U2), _Library(vocabulary.json, U2)
+    codes = [*range(0x80, 0x3000), *range(0x3000, 0xD800, 16), *range(0xE000, 0x33000, 16)]
+    odd = tokenizers._odd("".join(map(chr, codes)))
+    assert "½" in odd
+    letters = [chr(code) for code in codes if chr(code) not in odd]
+    assert len(letters) > 0.9 * 0x3000
+    text = "".join(f" a{letter}1{letter}" for letter in letters)
+    assert encoder.encode([text]) == library.encode([text])
+
+
+def test_memory_for_words_is_bounded(monkeypatch):
+    monkeypatch.setattr("fasttrain.data.prepare.tokenizer.CACHED_WORDS", 50)
+    monkeypatch.setattr("fasttrain.data.prepare.tokenizer.BATCH_CHARACTERS", 100)
+    encoder = Encoder(trained_on(TRAINING, 600), U2)
+    library = _Library(trained_on(TRAINING, 600).json, U2)
+    texts = [f"word{'x' * i} {'y' * 70}" for i in range(60)]
+    assert encoder.encode(texts) == library.encode(texts)
+    known = encoder.encode.__self__._known
+    assert len(known) < 60
+    assert not any(len(word) > tokenizers.MAX_CACHED_WORD for word in known)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(normalizer=dict(type="Lowercase")),
+        dict(pre_tokenizer=None),
+        dict(pre_tokenizer=dict(type="ByteLevel", add_prefix_space=True, trim_offsets=True, use_regex=True)),
+        dict(pre_tokenizer=dict(type="Whitespace")),
+    ],
+)
+def test_other_tokenizers_are_left_to_the_library(change):
+    vocabulary = trained_on(TRAINING, 400)
+    description = json.loads(vocabulary.json) | change
+    encoder = Encoder(vocabulary._replace(json=json.dumps(description)), U2)
+    assert isinstance(encoder.encode.__self__, _Library)
+    ids = np.frombuffer(encoder.encode([f"spelled {SEPARATOR} here"])[0], U2)
+    assert len(ids) > 5
+    assert vocabulary.separator not in ids
+
+
+def test_plain_bytes_are_what_the_library_makes_of_its_file():
+    vocabulary = plain_bytes()
+    assert (vocabulary.size, vocabulary.separator) == (257, 256)
+    encoder, library = Encoder(vocabulary, U2), _Library(vocabulary.json, U2)
+    assert not isinstance(getattr(encoder.encode, "__self__", None), _Library)
+    assert encoder.encode(TROUBLE) == library.encode(TROUBLE)
+    assert np.frombuffer(encoder.encode(["é\0"])[0], U2).tolist() == [0xC3, 0xA9, 0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_tokens_decode_to_the_text(text):
+    for vocabulary, encoder, tokenizer in KINDS:
+        ids = np.frombuffer(encoder.encode([text])[0], U2).tolist()
+        assert vocabulary.separator not in ids
+        assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+KINDS = [(v, Encoder(v, U2), Tokenizer.from_str(v.json)) for v in (trained_on(TRAINING, 400), plain_bytes())]

@@ -69,25 +69,25 @@ def defects() -> st.SearchStrategy[list[list[int]]]:
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(content=defects(), piece=st.integers(3, 300), indexed=st.booleans())
-def test_findings_do_not_depend_on_the_size_of_pieces(content, piece, indexed):
+@given(content=defects(), chunk=st.integers(3, 300), indexed=st.booleans())
+def test_findings_do_not_depend_on_the_size_of_pieces(content, chunk, indexed):
     data = Arrays(content, indexed=indexed)
-    whole, pieces = (lint(data, splits=["train"], piece=size, max_examples=9) for size in (5000, piece))
-    assert pieces.findings == whole.findings
+    whole, chunks = (lint(data, splits=["train"], chunk=size, max_examples=9) for size in (5000, chunk))
+    assert chunks.findings == whole.findings
     for name, values in whole.profiles["train"].along.items():
-        assert np.array_equal(values, pieces.profiles["train"].along[name], equal_nan=True), name
+        assert np.array_equal(values, chunks.profiles["train"].along[name], equal_nan=True), name
 
 
 def test_nor_on_the_size_of_files(tmp_path):
     content = [[SEPARATOR, *document] for document in documents(30)]
-    one = lint(write(tmp_path / "one", content), piece=777)
-    many = lint(write(tmp_path / "many", content, shard=100), piece=777)
+    one = lint(write(tmp_path / "one", content), chunk=777)
+    many = lint(write(tmp_path / "many", content, shard=100), chunk=777)
     assert many.findings == one.findings
 
 
 def test_without_an_index_documents_begin_at_separators():
     content = documents(300)
-    indexed, separated = (lint(Arrays(content, indexed=indexed), piece=1000) for indexed in (True, False))
+    indexed, separated = (lint(Arrays(content, indexed=indexed), chunk=1000) for indexed in (True, False))
     for check in ("separators", "doubled separators", "repetition", "duplicates", "document lengths", "leak"):
         split = "validation" if check == "leak" else "train"
         one, other = found(indexed, check, split), found(separated, check, split)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fasttrain.config import DataConfig
-from fasttrain.data.lint.gate import suspicions
+from fasttrain.data.lint.checks import suspicions
 from fasttrain.train import main
 from tests.fasttrain.data.lint.defects import PAD, SEPARATOR, documents, write
 
@@ -85,6 +85,6 @@ def test_a_file_that_has_changed_since_it_was_prepared_is_named_before_the_first
     content = bytearray(shard.read_bytes())
     content[20] ^= 1  # the size stays
     shard.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{shard.name} has changed since .* prepare the dataset again"):
+    with pytest.raises(ValueError, match=rf"{shard.name} is corrupt: .* prepare the dataset again"):
         suspicions([dataset], DataConfig())
     suspicions([dataset], DataConfig(lint="off"))

@@ -1,7 +1,8 @@
-"""A split as the checks see it: pieces of its tokens, one after the other or far apart, with the documents in them.
+"""A split as the checks see it: chunks of its tokens, in order or far apart, with the documents in them.
 
-A piece carries some tokens of its neighbours, so that a check which looks a little around needs no memory of the piece
-before, and finds the same whatever the size of pieces.
+Documents are known by the index of a dataset, or by its separators where there is none. A chunk carries some tokens of
+its neighbours, so that a check which looks a little around needs no memory of the chunk before, and finds the same
+whatever the size of chunks.
 """
 
 from __future__ import annotations
@@ -10,16 +11,76 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fasttrain.data.lint.documents import Documents, documents_of
-from fasttrain.data.lint.findings import Example, Finding, Severity
+from fasttrain.data.lint.findings import Example, LintFinding, Severity
 from fasttrain.data.stream import DocumentEnds
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+class Within(NamedTuple):
+    """The documents of a chunk; the fields are those of TokenChunk."""
+
+    begins: np.ndarray
+    ends: np.ndarray
+    lengths: np.ndarray
+    documents_before: int
+
+
+class Documents(Protocol):
+    """Where documents begin and end; asked for the chunks in order."""
+
+    def within(self, start: int, stop: int, tokens: np.ndarray, /) -> Within: ...
+
+
+def documents_of(ends: DocumentEnds | None, separator: int | None, tokens: int) -> Documents:
+    return _Separated(separator, tokens) if ends is None else _Indexed(ends)
+
+
+class _Indexed(Documents):
+    """Documents by their index."""
+
+    def __init__(self, ends: DocumentEnds) -> None:
+        self._ends = ends
+
+    def within(self, start: int, stop: int, _: np.ndarray) -> Within:
+        edges = np.array([start, stop], np.int64)  # int64: numpy would convert the whole index to the type of others
+        left, right = (self._ends.searchsorted(edges, side=side).tolist() for side in ("left", "right"))
+        first = right[0] if start else 0
+        before = self._ends[np.array([first - 1])] if first else np.zeros(1, np.int64)
+        begins, ends = self._ends[np.arange(*left)], self._ends[np.arange(first, right[1])]
+        lengths = np.diff(ends, prepend=before)
+        if start == 0:
+            return Within(np.concatenate([before, begins]), ends, lengths, 0)
+        return Within(begins, ends, lengths, left[0] + 1)
+
+
+class _Separated(Documents):
+    """Documents of a stream without an index: each begins with a separator, the first wherever the stream begins."""
+
+    def __init__(self, separator: int | None, tokens: int) -> None:
+        self._separator, self._tokens = separator, tokens
+        self._stop = self._count = 0
+        self._begin: int | None = None  # of the document that is not over; None: not seen
+
+    def within(self, start: int, stop: int, tokens: np.ndarray) -> Within:
+        none = np.empty(0, np.int64)
+        begins = none if self._separator is None else np.flatnonzero(tokens == self._separator) + start
+        if start == 0 and not (len(begins) and begins[0] == 0):
+            begins = np.concatenate([[0], begins])
+        known = begins
+        if start and start == self._stop and self._begin is not None:
+            known = np.concatenate([[self._begin], begins])
+        ends = np.append(known[1:], stop) if stop == self._tokens and len(known) else known[1:]
+        lengths = ends - known[: len(ends)]
+        before, self._count = self._count, self._count + len(begins)
+        self._stop, self._begin = stop, int(known[-1]) if len(known) else None
+        return Within(begins, ends, lengths, before)
+
 
 BEFORE, AFTER = 128, 64  # tokens of the neighbours: what the checks look around, and more
 BINS = 200  # along the stream, for the plot
@@ -27,7 +88,7 @@ EXCERPT = 12  # tokens of an example on either side
 
 
 class Stream(Protocol):
-    """Tokens in a row."""
+    """TokenFiles in a row."""
 
     separator: int | None
     document_ends: DocumentEnds | None  # None: a document begins at every separator
@@ -50,8 +111,8 @@ class Lintable(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
-    """Tokens [start, stop) of the stream. All positions are those of the stream."""
+class TokenChunk:
+    """TokenFiles [start, stop) of the stream. All positions are those of the stream."""
 
     start: int
     stop: int
@@ -70,7 +131,7 @@ class Piece:
         return self.around[self.start - self.first : self.stop - self.first]
 
 
-class Tally:
+class HitCounter:
     """How often something was seen, and where first."""
 
     def __init__(self, keep: int, count: int = 0) -> None:
@@ -81,14 +142,14 @@ class Tally:
         self.count += len(places)
         self.places += places[: self._keep - len(self.places)].tolist()
 
-    def counted(self, count: int, *, skip: int = 0) -> Tally:
+    def counted(self, count: int, *, skip: int = 0) -> HitCounter:
         """Another count for the same places, but for the first."""
-        other = Tally(self._keep, count)
+        other = HitCounter(self._keep, count)
         other.places = self.places[skip:]
         return other
 
 
-class Source:
+class TokenSource:
     """A split, its documents, and its tokenizer if that can be read."""
 
     def __init__(self, dataset: Lintable, split: str, tokenizer: Tokenizer | None, *, max_examples: int) -> None:
@@ -105,24 +166,24 @@ class Source:
     def indexed(self) -> bool:
         return self.ends is not None
 
-    def pieces(self, size: int) -> Iterator[Piece]:
+    def chunks(self, size: int) -> Iterator[TokenChunk]:
         """All of the stream."""
         documents = documents_of(self.ends, self.separator, len(self))
         for start in range(0, len(self), size):
             stop = min(start + size, len(self))
             first, last = max(0, start - BEFORE), min(len(self), stop + AFTER)
-            yield self._piece(start, stop, self.read(first, last - first), documents)
+            yield self._chunk(start, stop, self.read(first, last - first), documents)
 
-    def samples(self, count: int, size: int) -> Iterator[Piece]:
-        """`count` pieces, evenly spread, or all of the stream if that is not longer."""
+    def samples(self, count: int, size: int) -> Iterator[TokenChunk]:
+        """`count` chunks, evenly spread, or all of the stream if that is not longer."""
         if len(self) <= count * size:
-            yield from self.pieces(size)
+            yield from self.chunks(size)
             return
         documents = documents_of(self.ends, self.separator, len(self))
         length = BEFORE + size + AFTER
         firsts = np.linspace(0, len(self) - length, count).astype(np.int64)
         for first, around in zip(firsts.tolist(), self.stream.windows(firsts, length), strict=True):  # read at once
-            yield self._piece(first + BEFORE, first + BEFORE + size, around, documents)
+            yield self._chunk(first + BEFORE, first + BEFORE + size, around, documents)
 
     def read(self, start: int, length: int) -> np.ndarray:
         return self.stream.windows(np.array([start], np.int64), length)[0]
@@ -138,16 +199,16 @@ class Source:
             source=None if origin is None else str(origin),
         )  # fmt: skip
 
-    def tally(self) -> Tally:
-        return Tally(self.max_examples)
+    def counter(self) -> HitCounter:
+        return HitCounter(self.max_examples)
 
     def finding(
-        self, check: str, severity: Severity, seen: Tally | int, of: int, unit: str, text: str, **figures: float
-    ) -> Finding:
+        self, check: str, severity: Severity, seen: HitCounter | int, of: int, unit: str, text: str, **figures: float
+    ) -> LintFinding:
         """A finding of this split, with examples where it is not ok."""
-        seen = seen if isinstance(seen, Tally) else Tally(0, seen)
+        seen = seen if isinstance(seen, HitCounter) else HitCounter(0, seen)
         examples = () if severity == "ok" else tuple(self.example(place) for place in seen.places)
-        return Finding(
+        return LintFinding(
             check=check, split=self.split, severity=severity, count=seen.count, of=of, unit=unit, text=text,
             examples=examples, figures=figures,
         )  # fmt: skip
@@ -168,7 +229,7 @@ class Source:
 
     @cached_property
     def special(self) -> dict[int, str]:
-        """Tokens that stand for no text, but the separator."""
+        """TokenFiles that stand for no text, but the separator."""
         if self.tokenizer is None:
             return {}
         added = self.tokenizer.get_added_tokens_decoder()
@@ -178,12 +239,12 @@ class Source:
         """How many lie in each part of the stream."""
         return np.bincount(offsets * BINS // len(self), minlength=BINS)
 
-    def bins_of(self, piece: Piece) -> np.ndarray:  # -> (BINS,) int64
+    def bins_of(self, chunk: TokenChunk) -> np.ndarray:  # -> (BINS,) int64
         """How many of its tokens lie in each part of the stream."""
         edges = -(-np.arange(BINS + 1) * len(self) // BINS)
-        return np.clip(np.minimum(edges[1:], piece.stop) - np.maximum(edges[:-1], piece.start), 0, None)
+        return np.clip(np.minimum(edges[1:], chunk.stop) - np.maximum(edges[:-1], chunk.start), 0, None)
 
-    def _piece(self, start: int, stop: int, around: np.ndarray, documents: Documents) -> Piece:
+    def _chunk(self, start: int, stop: int, around: np.ndarray, documents: Documents) -> TokenChunk:
         first = max(0, start - BEFORE)
         within = documents.within(start, stop, around[start - first : stop - first])
-        return Piece(start=start, stop=stop, around=around, first=first, **within._asdict())
+        return TokenChunk(start=start, stop=stop, around=around, first=first, **within._asdict())

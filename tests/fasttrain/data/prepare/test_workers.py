@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fasttrain.data.prepare.pool import in_another_process, in_order
+from fasttrain.data.prepare.workers import in_another_process, in_order
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -27,7 +27,9 @@ def test_an_error_of_the_work_is_raised(workers):
 
 
 def test_a_worker_that_is_killed_is_an_error_with_a_remedy():
-    with pytest.raises(OSError, match="a worker was killed, perhaps because memory ran out; the same command goes on"):
+    with pytest.raises(
+        OSError, match="a worker was killed, perhaps because memory ran out; repeat the command to resume"
+    ):
         list(in_order(lambda: lambda item: os.kill(os.getpid(), signal.SIGKILL), [1], 2))
 
 

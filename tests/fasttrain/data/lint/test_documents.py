@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fasttrain.data.lint import lint
-from fasttrain.data.lint.findings import Report
+from fasttrain.data.lint.findings import LintReport
 from tests.fasttrain.data.lint.defects import SEPARATOR, documents, faults, found, write
 
 
@@ -24,7 +24,7 @@ def every_separator_doubled(how: str) -> list[list[int]]:
         return [[SEPARATOR, *document] for document in clean]
     if how == "one ends it, one begins the next":
         return [[*document, SEPARATOR] for document in clean]
-    return [piece for document in clean for piece in ([SEPARATOR], document)]  # each is a document of its own
+    return [chunk for document in clean for chunk in ([SEPARATOR], document)]  # each is a document of its own
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -38,7 +38,7 @@ def test_every_separator_doubled(tmp_path, how, doubled, quick):
     assert (finding.severity, finding.count, finding.of) == ("error", doubled, 200)
     assert finding.text == (
         f"{doubled} of 200 separators follow another one, and the model trains on an empty document at each; write one "
-        "separator between documents, and leave empty ones out (prepare the dataset again)"
+        "separator between documents, and drop empty ones (prepare the dataset again)"
     )
     assert found(report, "separators inside").count == 0  # one fault, one name
     assert found(report, "missing separators").count == 0
@@ -128,7 +128,7 @@ def test_an_index_that_is_not_ascending(tmp_path, ends):
 
 
 def test_the_report_as_json(tmp_path):
-    report: Report = lint(write(tmp_path / "d", every_separator_doubled("both begin the document")), max_examples=2)
+    report: LintReport = lint(write(tmp_path / "d", every_separator_doubled("both begin the document")), max_examples=2)
     content = json.loads(report.to_json())
     assert list(content) == [
         "format", "version", "dataset", "quick", "seconds", "read", "errors", "warnings", "findings",

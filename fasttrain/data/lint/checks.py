@@ -1,30 +1,28 @@
-"""The checks, over all of a dataset or over samples of it."""
+"""The checks, over all of a dataset or over samples of it; and what a run asks of its data before the first step."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fasttrain.data.lint.duplicates import SPAN_TOKENS, Duplicates, leak
-from fasttrain.data.lint.findings import Finding, Profile, Report
-from fasttrain.data.lint.hashes import Hasher
-from fasttrain.data.lint.index import check_index
-from fasttrain.data.lint.lengths import EDGES, Lengths
-from fasttrain.data.lint.repetition import Loops
-from fasttrain.data.lint.separators import Separators
-from fasttrain.data.lint.source import BINS, Lintable, Piece, Source
-from fasttrain.data.lint.text import text_findings
-from fasttrain.data.lint.vocabulary import Vocabulary
+from fasttrain import config
+from fasttrain.data.dataset import Dataset
+from fasttrain.data.lint.documents import EDGES, Lengths, Separators, check_index
+from fasttrain.data.lint.findings import LintFinding, LintReport, Profile
+from fasttrain.data.lint.repetition import SPAN_TOKENS, Duplicates, Hasher, Loops, leak
+from fasttrain.data.lint.split import BINS, Lintable, TokenChunk, TokenSource
+from fasttrain.data.lint.tokens import TokenUse, text_findings
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-PIECE = 2**18  # tokens at a time: its arrays fit the cache of a core
+CHUNK_TOKENS = 2**18  # read at a time: its arrays fit the cache of a core
 SAMPLES, SAMPLE = 64, 2**13  # of the quick part: half a million tokens, in as many reads as a disk does at once
 TEXTS, QUICK_TEXTS = (1024, 512), (64, 256)  # documents that are decoded, and tokens of each
+VERIFIED_BYTES = 2**28  # whose checksums are compared before every run: a fraction of a second. Of more, sizes are
 
 
 def lint(
@@ -34,30 +32,30 @@ def lint(
     quick: bool = False,
     sequence: int | None = None,
     max_examples: int = 3,
-    piece: int = PIECE,
-    progress: Callable[[int], None] = lambda tokens: None,
-) -> Report:
+    chunk: int = CHUNK_TOKENS,
+    on_progress: Callable[[int], None] = lambda tokens: None,
+) -> LintReport:
     """Look for what is wrong with the tokens of a dataset.
 
     quick: samples of them, in about a second at any size. sequence: tokens of a sample, to compare documents with.
-    progress is called with the number of tokens that were read.
+    on_progress is called with the number of tokens that were read.
     """
     begin = time.perf_counter()
     tokenizer, findings = _tokenizer(dataset)
-    hasher = None if quick else Hasher(dataset.vocab, piece + SPAN_TOKENS)
+    hasher = None if quick else Hasher(dataset.vocab, chunk + SPAN_TOKENS)
     found: dict[str, _Split] = {}
     for name in splits or dataset.splits:
-        source = Source(dataset, name, tokenizer, max_examples=max_examples)
+        source = TokenSource(dataset, name, tokenizer, max_examples=max_examples)
         found[name] = split = _Split(source, hasher, sequence)
         findings += check_index(source, quick=quick)  # before its documents are looked at
-        for part in source.samples(SAMPLES, SAMPLE) if quick else source.pieces(piece):
+        for part in source.samples(SAMPLES, SAMPLE) if quick else source.chunks(chunk):
             split.add(part)
-            progress(len(part))
+            on_progress(len(part))
         findings += split.findings(dataset)
     train, validation = found.get("train"), found.get("validation")
     if train and validation and train.duplicates and validation.duplicates:
         findings.append(leak(validation.source, validation.duplicates, train.duplicates))
-    return Report(
+    return LintReport(
         dataset=str(dataset.path),
         quick=quick,
         seconds=time.perf_counter() - begin,
@@ -67,51 +65,51 @@ def lint(
     )
 
 
-def _tokenizer(dataset: Lintable) -> tuple[Tokenizer | None, list[Finding]]:
-    facts = dict(check="tokenizer", split="", count=0, of=0, unit="files")
+def _tokenizer(dataset: Lintable) -> tuple[Tokenizer | None, list[LintFinding]]:
+    common = dict(check="tokenizer", split="", count=0, of=0, unit="files")
     try:
         tokenizer = dataset.tokenizer()
         if tokenizer is None:
-            return None, [Finding(severity="ok", text="none is named, so text is not checked", **facts)]  # type: ignore[arg-type]
+            return None, [LintFinding(severity="ok", text="none is named, so text is not checked", **common)]  # type: ignore[arg-type]
         size = max(tokenizer.get_vocab().values(), default=-1) + 1
     except Exception as error:  # tokenizers raises nothing more exact
         text = f"it cannot be read ({error}), so text is not checked; put tokenizer.json beside the tokens"
-        return None, [Finding(severity="warning", text=text, **facts)]  # type: ignore[arg-type]
+        return None, [LintFinding(severity="warning", text=text, **common)]  # type: ignore[arg-type]
     if size > dataset.vocab:
         text = (
             f"it has ids up to {size - 1:,}, the dataset a vocabulary of {dataset.vocab:,}; look whether the files "
             "belong together"
         )
-        return tokenizer, [Finding(severity="warning", text=text, **facts)]  # type: ignore[arg-type]
+        return tokenizer, [LintFinding(severity="warning", text=text, **common)]  # type: ignore[arg-type]
     return tokenizer, []
 
 
 class _Split:
     """The checks of one split."""
 
-    def __init__(self, source: Source, hasher: Hasher | None, sequence: int | None) -> None:
+    def __init__(self, source: TokenSource, hasher: Hasher | None, sequence: int | None) -> None:
         self.source, self.read, self._quick = source, 0, hasher is None
-        self.separators, self.vocabulary = Separators(source), Vocabulary(source, quick=self._quick)
+        self.separators, self.token_use = Separators(source), TokenUse(source, quick=self._quick)
         self.loops, self.lengths = Loops(source), Lengths(source, sequence)
         self.duplicates = None if hasher is None else Duplicates(source, hasher)
         self._read_along = np.zeros(BINS, np.int64)
 
-    def add(self, piece: Piece) -> None:
-        self.read += len(piece)
-        self._read_along += self.source.bins_of(piece)
-        for check in (self.separators, self.vocabulary, self.loops):
-            check.add(piece)
+    def add(self, chunk: TokenChunk) -> None:
+        self.read += len(chunk)
+        self._read_along += self.source.bins_of(chunk)
+        for check in (self.separators, self.token_use, self.loops):
+            check.add(chunk)
         if self.source.indexed or not self._quick:  # otherwise only short documents lie in a sample whole
-            self.lengths.add(piece)
+            self.lengths.add(chunk)
         if self.duplicates is not None:
-            self.duplicates.add(piece)
+            self.duplicates.add(chunk)
 
-    def findings(self, dataset: Lintable) -> list[Finding]:
+    def findings(self, dataset: Lintable) -> list[LintFinding]:
         stated = getattr(dataset, "bytes_per_token", None)
         documents, tokens = QUICK_TEXTS if self._quick else TEXTS
         return [
             *self.separators.findings(),
-            *self.vocabulary.findings(),
+            *self.token_use.findings(),
             *text_findings(
                 self.source,
                 documents=documents,
@@ -132,13 +130,42 @@ class _Split:
         }
         if self.duplicates is not None:
             along["copies"] = self.duplicates.along(self.duplicates.repeated_documents)
-            along["repeated text"] = self.duplicates.along(self.duplicates.repeated_stretches)
+            along["repeated text"] = self.duplicates.along(self.duplicates.repeated_spans)
         used = np.flatnonzero(self.lengths.counts)
         last = int(used[-1]) + 1 if len(used) else 1
         return Profile(
             tokens=len(self.source),
             lengths=self.lengths.counts[:last],
             length_edges=EDGES[: last + 1],
-            histogram=self.vocabulary.histogram[:-1],
+            histogram=self.token_use.histogram[:-1],
             along=along,
         )
+
+
+def suspicions(datasets: Iterable[Lintable], settings: config.DataConfig) -> list[str]:
+    """List what may be wrong, a line each. Errors raise, unless data.lint says that they are suspicions only."""
+    if settings.lint == "off":
+        return []
+    lines = []
+    for dataset in datasets:
+        if isinstance(dataset, Dataset):
+            dataset.verify(VERIFIED_BYTES)
+        report = lint(dataset, quick=True, sequence=settings.sequence, max_examples=1)
+        errors = report.having("error")
+        if errors and settings.lint == "stop":
+            found = "\n".join(f"  {_line(error)}" for error in errors)
+            raise ValueError(
+                f"data: samples of {dataset.path} are not fit to train on:\n{found}\n"
+                f"  `fasttrain data lint {dataset.path}` looks at all of it; --data.lint warn trains on it as it is"
+            )
+        lines += [f"{dataset.path}: {_line(finding)}" for finding in (*errors, *report.having("warning"))]
+    return lines
+
+
+def _line(finding: LintFinding) -> str:
+    place = ""
+    if finding.examples:
+        example = finding.examples[0]
+        document = "" if example.document is None else f"document {example.document:,}, "
+        place = f" (first seen in {example.split}: {document}token {example.offset:,})"
+    return f"{finding.check}: {finding.text}{place}"
