@@ -145,7 +145,7 @@ def train_with_nan(run: Path, places: list[int], world: int) -> None:
 
     def marked(batches: Batches, step: int) -> Batch:
         batch = at(batches, step)
-        bad = batches._first_sample(step) // batches._sequences in places and batches._rank == world - 1
+        bad = batches._first_sample(step) // batches._sequences in places and batches._dp_rank == world - 1
         return replace(batch, targets=batch.targets.where(torch.tensor(not bad), 7))
 
     def nan(head: Head, normed: Any, targets: Any, tied: Any) -> Any:
