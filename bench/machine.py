@@ -21,7 +21,7 @@ _NOT_SOURCE = (":!bench/results", ":!docs", ":!*.md")
 
 
 def hardware() -> dict[str, Any]:
-    """What has to be equal for two runs to be compared."""
+    """Return what has to be equal for two runs to be compared."""
     gpus = torch.cuda.device_count()
     return {
         "cpu": _processor(),
@@ -32,7 +32,7 @@ def hardware() -> dict[str, Any]:
 
 
 def slug(hardware: dict[str, Any]) -> str:
-    """For file names: the GPU, or the processor."""
+    """Name the GPU or the processor, for file names."""
     name, count = (hardware["gpu"], hardware["gpus"]) if hardware["gpu"] else (hardware["cpu"], hardware["cores"])
     return f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}-{count}x"
 

@@ -1,6 +1,6 @@
 """What data costs: building the default dataset, opening it, and the batches of a step from page cache on one core.
 
-Rates are of CPU time, which a busy machine disturbs least; the build is judged by the clock, as a user does.
+Rates are of CPU time, which a busy machine disturbs least; the build is measured in wall time, as a user would.
 """
 
 import statistics
@@ -95,5 +95,5 @@ def test_a_step_does_not_wait_for_data(built, report):
             waits.append(prefetcher.waited)
             time.sleep(STEP)
     wait = statistics.median(waits)
-    told = {"median": seconds(wait), "of a step": ratio(wait / STEP, at_most=0.02, margin=None)}
-    report("data_wait: 64 x 2048 tokens every 20 ms", {"prefetched": told})
+    figures = {"median": seconds(wait), "of a step": ratio(wait / STEP, at_most=0.02, margin=None)}
+    report("data_wait: 64 x 2048 tokens every 20 ms", {"prefetched": figures})

@@ -31,7 +31,7 @@ def _seconds_to_first_step(out, options, environment):
     begin = time.perf_counter()
     command = [sys.executable, "-m", "fasttrain.train", "--out", str(out), *options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
-    while not read_metrics(out):  # a step is told when the next one has been done
+    while not read_metrics(out):  # a step is logged when the next one is done
         assert process.poll() is None
         time.sleep(0.02)
     taken = time.perf_counter() - begin

@@ -1,4 +1,4 @@
-"""The same ops of Liger: pip install -e '.[rivals]'.
+"""The same ops of Liger: pip install -e '.[baselines]'.
 
 Its host code asks the device for its multiprocessors and its architecture. A CPU counts as one multiprocessor there, so
 three functions run from their source with another number; nothing else of Liger is changed.
@@ -109,7 +109,7 @@ def _run_cross_entropy(s: Sizes) -> None:
 
 
 def _run_linear(s: Sizes) -> Backward:
-    """On tensors without memory, by the branches that a GPU takes."""
+    """On meta tensors, by the branches that a GPU takes."""
     hidden, weight = (torch.empty(s[rows], s["D"], dtype=BF16, device="meta", requires_grad=True) for rows in "MV")
     fused = with_replaced(
         linear.fused_linear_cross_entropy_forward,

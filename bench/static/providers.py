@@ -1,4 +1,4 @@
-"""Who is compared, and the survey of all of them in several processes."""
+"""The providers of kernels, and the survey of all of them in several processes."""
 
 from __future__ import annotations
 
@@ -11,31 +11,34 @@ from concurrent.futures import ProcessPoolExecutor
 from bench.static.cases import OURS, Case
 from bench.static.survey import Row, survey
 
-_RIVALS = {"liger": ("liger_kernel", "liger-kernel"), "cut-cross-entropy": ("cut_cross_entropy", "cut-cross-entropy")}
+_BASELINES = {
+    "liger": ("liger_kernel", "liger-kernel"),
+    "cut-cross-entropy": ("cut_cross_entropy", "cut-cross-entropy"),
+}
 
 
 def installed() -> list[str]:
-    """The rivals that are installed."""
-    return [name for name, (module, _) in _RIVALS.items() if importlib.util.find_spec(module)]
+    """The baselines that are installed."""
+    return [name for name, (module, _) in _BASELINES.items() if importlib.util.find_spec(module)]
 
 
 def version(provider: str) -> str:
-    """Of a provider that is here: "cut-cross-entropy", or a variant, "cut-cross-entropy, fp32"."""
+    """The version of an installed provider: "cut-cross-entropy", or a variant, "cut-cross-entropy, fp32"."""
     name = provider.split(",")[0]
-    return importlib.metadata.version(_RIVALS[name][1]) if name in _RIVALS else "this repository"
+    return importlib.metadata.version(_BASELINES[name][1]) if name in _BASELINES else "this repository"
 
 
 def all_cases() -> list[Case]:
-    """Ours, and those of the rivals that are installed."""
+    """Our cases, and those of the installed baselines."""
     cases = list(OURS)
     if "liger" in installed():
         from bench.static.liger import LIGER
 
         cases += LIGER
     if "cut-cross-entropy" in installed():
-        from bench.static.cut import CUT
+        from bench.static.cce import CCE
 
-        cases += CUT
+        cases += CCE
     return cases
 
 

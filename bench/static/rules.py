@@ -1,4 +1,4 @@
-"""Ours beside theirs, and fresh rows beside the stored ones."""
+"""Rules: ours against the baselines, and fresh rows against the stored ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def narrowest(rows: Sequence[Row]) -> int:
 
 
 def problems(rows: Sequence[Row]) -> list[str]:
-    """Where ours spills, moves more bytes than a rival, or moves them in narrower accesses."""
+    """Return where ours spills, moves more bytes than a baseline, or moves them in narrower accesses."""
     found = [f"{_name(r)} {r.launch}: spills {r.spills} B per lane" for r in rows if r.provider == OURS and r.spills]
     for key, providers in passes(rows).items():
         ours = providers.pop(OURS, [])
@@ -81,7 +81,7 @@ def _traded(ours: Row, theirs: Sequence[Row]) -> bool:
 
 
 def _compared(ours: Row, theirs: Sequence[Row]) -> Sequence[str]:
-    """Figures of which ours may not have more."""
+    """The figures that ours may not exceed."""
     if _traded(ours, theirs):
         return "bytes_issued", "flops"
     # Distinct bytes are counted by launch: one huge launch is credited with a cache that holds gigabytes, and the same

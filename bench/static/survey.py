@@ -18,11 +18,11 @@ from bench.static.prediction import predicted_us
 from bench.static.torch_ops import TorchOps
 from fasttrain_kernels._registration import kernels_on_cpu
 from fasttrain_kernels.testing import Launch, interpret
-from fasttrain_kernels.testing.compiled import Facts, RecordedLaunch, record
+from fasttrain_kernels.testing.compiled import KernelMetadata, RecordedLaunch, record
 from fasttrain_kernels.testing.targets import TARGETS
 
 PASSES = ("forward", "backward")
-_MOST = 0.9  # of the bytes of a kernel, by instructions: the rest are values per row
+_WIDE_SHARE = 0.9  # of the bytes of a kernel, by instructions: the rest are values per row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,8 @@ class Row:
     launch: str
     launches: int
     bytes_issued: int
-    bytes_memory: int  # past a perfect last cache
-    bytes_lru: int  # past one that replaces by age
+    bytes_memory: int  # past a perfect L2
+    bytes_lru: int  # past an LRU L2
     bytes_unique: int
     bytes_limit: int  # of the whole pass
     flops: int
@@ -63,7 +63,7 @@ class Row:
 
 
 def survey(case: Case, target: str) -> list[Row]:
-    """The rows of a case."""
+    """Return the rows of a case on a target."""
     sizes = case.shape.full | dict(SMS=CARDS[target].multiprocessors)
     rows: dict[tuple[str, str], Row] = {}
     for direction, events in _recorded(case, sizes, target).items():
@@ -76,14 +76,16 @@ def survey(case: Case, target: str) -> list[Row]:
                 programs = math.prod((event if case.small_run else first).grid)
                 counts = _counts(case, direction, before, sizes, programs, target)
                 assert counts.kernel == event.kernel, f"{counts.kernel} was interpreted, {event.kernel} recorded"
-                row = _row(case, direction, target, counts, event.facts, programs=math.prod(event.grid))
+                row = _row(case, direction, target, counts, event.metadata, programs=math.prod(event.grid))
             key = (direction, row.launch)
             rows[key] = _sum(rows[key], row) if key in rows else row
     return list(rows.values())
 
 
-def _row(case: Case, direction: str, target: str, counts: Counts, facts: Facts | None, *, programs: int) -> Row:
-    held = facts.occupancy if facts else None
+def _row(
+    case: Case, direction: str, target: str, counts: Counts, metadata: KernelMetadata | None, *, programs: int
+) -> Row:
+    held = metadata.occupancy if metadata else None
     launched = dict(programs=programs, resident=held.blocks if held else 1)
     return Row(
         op=case.shape.op,
@@ -101,14 +103,14 @@ def _row(case: Case, direction: str, target: str, counts: Counts, facts: Facts |
         bytes_limit=case.shape.limits[direction],
         flops=counts.flops + counts.elementwise,
         special=counts.special,
-        registers=facts.registers if facts else None,
-        spills=facts.spill_stores + facts.spill_loads if facts else None,
-        shared=facts.shared if facts else None,
+        registers=metadata.registers if metadata else None,
+        spills=metadata.spill_stores + metadata.spill_loads if metadata else None,
+        shared=metadata.shared if metadata else None,
         shared_limit=TARGETS[target].shared_per_block,
         occupancy=round(held.share, 4) if held else None,
         limiter=held.limiter if held else None,
-        width_bits=width(facts) if facts else None,
-        matrix=dict(sorted(facts.matrix.items())) if facts else {},
+        width_bits=width(metadata) if metadata else None,
+        matrix=dict(sorted(metadata.matrix.items())) if metadata else {},
         predicted_us=predicted_us(counts, CARDS[target], **launched),
     )
 
@@ -127,17 +129,17 @@ def _sum(row: Row, other: Row) -> Row:
     return replace(row, **figures)
 
 
-def width(facts: Facts) -> int:
+def width(metadata: KernelMetadata) -> int:
     """The bits per lane that nine tenths of the global bytes, by instructions, move in at least."""
-    widths: Counter[int] = Counter({128: facts.tma})
-    for accesses in (facts.loads, facts.stores, facts.copies):
+    widths: Counter[int] = Counter({128: metadata.tma})
+    for accesses in (metadata.loads, metadata.stores, metadata.copies):
         widths.update(accesses)
     total, wide = sum(bits * count for bits, count in widths.items()), 0
     for bits in sorted(widths, reverse=True):
         wide += bits * widths[bits]
-        if wide >= _MOST * total:
+        if wide >= _WIDE_SHARE * total:
             return bits
-    raise ValueError(f"{facts.kernel} on {facts.target} accesses no global memory")
+    raise ValueError(f"{metadata.kernel} on {metadata.target} accesses no global memory")
 
 
 # At full size, compiled and not run

@@ -22,34 +22,35 @@ CPU = {"cpu": "A CPU <1>", "cores": 2, "gpu": None, "gpus": 0}
 GPU = {"cpu": "A CPU", "cores": 8, "gpu": "NVIDIA H100", "gpus": 1}
 
 
-def kernel_rows(contender: str, factor: float, *, tokens: int, passes: str = "forward+backward") -> tracking.Rows:
+def kernel_rows(implementation: str, factor: float, *, tokens: int, passes: str = "forward+backward") -> tracking.Rows:
     about = {
-        "op": "swiglu", "pass": passes, "size": {"M": tokens, "F": 64}, "dtype": "fp32", "contender": contender,
-        "bytes": tokens * 640, "flops": tokens * 15, "bandwidth": 2e10, "peak_flops": 6e10,
+        "op": "swiglu", "pass": passes, "size": {"M": tokens, "F": 64}, "dtype": "fp32",
+        "implementation": implementation, "bytes": tokens * 640, "flops": tokens * 15,
+        "bandwidth": 2e10, "peak_flops": 6e10,
     }  # fmt: skip
     time = tokens * 1e-6 * factor
     figures = {
         "time": seconds(time), "of eager": ratio(factor), "peak": exact(tokens * 100 * factor, "B"),
         "of the limit": ratio(tokens * 640 / 2e10 / time, margin=None),
     }  # fmt: skip
-    return {f"swiglu M{tokens}/{contender}/{name}": f.row() | {"about": about} for name, f in figures.items()}
+    return {f"swiglu M{tokens}/{implementation}/{name}": f.row() | {"about": about} for name, f in figures.items()}
 
 
-def vocabulary_rows(contender: str, factor: float) -> tracking.Rows:
+def vocabulary_rows(implementation: str, factor: float) -> tracking.Rows:
     rows = {}
     for vocab in (1000, 4000):
         about = {"op": "linear_cross_entropy", "pass": "memory", "size": {"V": vocab}, "dtype": "fp32"}
-        row = memory(vocab * factor).row() | {"about": about | {"contender": contender}}
-        rows[f"linear_cross_entropy memory V{vocab}/{contender}/peak"] = row
+        row = memory(vocab * factor).row() | {"about": about | {"implementation": implementation}}
+        rows[f"linear_cross_entropy memory V{vocab}/{implementation}/peak"] = row
     return rows
 
 
 def stored(folder: Path) -> Path:
     rows: tracking.Rows = {"step/ours, against theirs/x": ratio(1.2, at_least=1.1).row()}
-    for contender, factor in (("fasttrain", 0.5), ("eager", 1.0), ("torch", 0.75)):
+    for implementation, factor in (("fasttrain", 0.5), ("eager", 1.0), ("torch", 0.75)):
         for tokens in (100, 1000):
-            rows |= kernel_rows(contender, factor, tokens=tokens)
-        rows |= vocabulary_rows(contender, factor)
+            rows |= kernel_rows(implementation, factor, tokens=tokens)
+        rows |= vocabulary_rows(implementation, factor)
     head = dict(changes="", versions={"torch": "2.13.0"})
     older = {"step/ours, against theirs/x": ratio(1.1, at_least=1.1).row()}
     tracking.save(tracking.Run(date="2026-01-01T00:00:00", commit="aaa", hardware=CPU, rows=older, **head), folder)

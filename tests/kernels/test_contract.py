@@ -108,10 +108,10 @@ def test_activation_checkpointing_changes_nothing(model):
     torch.testing.assert_close(loss_and_gradients(model), expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("form", ["cpu", "triton"])
-def test_autocast_gives_low_precision_activations_and_full_precision_gradients(model, form):
+@pytest.mark.parametrize("implementation", ["cpu", "triton"])
+def test_autocast_gives_low_precision_activations_and_full_precision_gradients(model, implementation):
     expected = loss_and_gradients(model)
-    with torch.autocast("cpu", torch.bfloat16), interpret() if form == "triton" else torch.enable_grad():
+    with torch.autocast("cpu", torch.bfloat16), interpret() if implementation == "triton" else torch.enable_grad():
         got = loss_and_gradients(model)
     assert all(g.dtype == torch.float32 for g in got)
     assert not torch.equal(got[1], expected[1])
@@ -196,13 +196,24 @@ def test_the_name_of_an_op_changes_with_its_source():
     assert _swiglu._overloadname == f"v{_registration._VERSION}"
 
 
+def test_the_name_of_an_op_depends_on_sources_that_change_results(tmp_path):
+    def digest(path, text):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+        return _registration._digest(tmp_path)
+
+    first = digest("swiglu.py", "a")
+    assert digest("testing/interpreter.py", "b") == digest("py.typed", "b") == first
+    assert len({first, digest("swiglu.py", "c"), digest("cpp/matmul.cpp", "d"), digest("cpp/simd.h", "e")}) == 4
+
+
 def test_import_has_no_effects():
     script = """
 import sys, torch, warnings
 warnings.simplefilter("error")
 import fasttrain_kernels
 assert not torch.cuda.is_initialized()
-assert not fasttrain_kernels.native._library.cache_info().misses
+assert not fasttrain_kernels.cpp._library.cache_info().misses
 heavy = {"torch.distributed.tensor", "transformers", "flash_attn", "ml_dtypes", "rich"} & set(sys.modules)
 assert not heavy, heavy
 """

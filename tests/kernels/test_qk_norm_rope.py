@@ -82,22 +82,22 @@ def qwen3(q, k, q_weight, k_weight, cos, sin, eps=1e-6) -> tuple[Tensor, Tensor]
     return apply_rotary_pos_emb(norm(q, q_weight), norm(k, k_weight), cos, sin, unsqueeze_dim=2)
 
 
-@pytest.mark.parametrize("form", ["cpu", "triton"])
+@pytest.mark.parametrize("implementation", ["cpu", "triton"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16", "fp16"])
-def test_trap_14_it_is_qwen3_of_transformers(dtype, form):
+def test_trap_14_it_is_qwen3_of_transformers(dtype, implementation):
     arguments = inputs(D=64, T=6, dtype=dtype, table_dtype=dtype, eps=1e-3)
-    with interpret() if form == "triton" else torch.enable_grad():
+    with interpret() if implementation == "triton" else torch.enable_grad():
         assert_accurate(qk_norm_rope, qk_norm_rope_reference, arguments, eager=qwen3)
         got = outputs_and_gradients(qk_norm_rope, arguments)
     if dtype == torch.float32:
         torch.testing.assert_close(got, outputs_and_gradients(qwen3, arguments), rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("form", ["cpu", "triton"])
-def test_trap_14_the_norm_rounds_where_qwen3_rounds(form):
+@pytest.mark.parametrize("implementation", ["cpu", "triton"])
+def test_trap_14_the_norm_rounds_where_qwen3_rounds(implementation):
     arguments = inputs(B=1, T=4, D=128, dtype=torch.bfloat16, table_dtype=torch.bfloat16)
     arguments["cos"], arguments["sin"] = torch.ones(4, 64), torch.zeros(4, 64)
-    with interpret() if form == "triton" else torch.no_grad():
+    with interpret() if implementation == "triton" else torch.no_grad():
         got = torch.cat([x.flatten() for x in qk_norm_rope(**arguments)])
     expected = torch.cat([x.flatten() for x in qwen3(**arguments)])
     rounded_once = qk_norm_rope_reference(**{n: x.double() for n, x in arguments.items()})
@@ -176,10 +176,10 @@ def test_heads_of_zeros_are_finite():
 # Positions
 
 
-@pytest.mark.parametrize("form", ["cpu", "triton"])
-def test_packed_documents_are_as_if_alone(form):
+@pytest.mark.parametrize("implementation", ["cpu", "triton"])
+def test_packed_documents_are_as_if_alone(implementation):
     arguments = inputs(B=1, T=9) | dict(positions=torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4]))
-    with interpret() if form == "triton" else torch.no_grad():
+    with interpret() if implementation == "triton" else torch.no_grad():
         together = qk_norm_rope(**arguments)
         del arguments["positions"]
         for document in (slice(0, 4), slice(4, 9)):
@@ -299,7 +299,7 @@ def test_rotary_without_norm_neither_saves_nor_reads_q_and_k():
     assert backward.loaded == heads + 2 * 5 * 32 // 2 * 2 * 4
 
 
-@pytest.mark.parametrize("form", ["cpu", "triton"])
+@pytest.mark.parametrize("implementation", ["cpu", "triton"])
 @pytest.mark.parametrize(
     ("trained", "loaded", "stored"),
     [
@@ -309,12 +309,12 @@ def test_rotary_without_norm_neither_saves_nor_reads_q_and_k():
         ("q k_weight", {"dq_out", "q", "q_weight", "dk_out", "k"}, {"dq", "partials"}),
     ],
 )
-def test_trap_17_frozen_operands_cost_nothing(trained, loaded, stored, form):
+def test_trap_17_frozen_operands_cost_nothing(trained, loaded, stored, implementation):
     arguments = inputs()
     expected = dict(zip(TENSORS, outputs_and_gradients(qk_norm_rope_reference, arguments)[2:], strict=True))
     for name in TENSORS:
         arguments[name].requires_grad_(name in trained.split())
-    with interpret() if form == "triton" else torch.enable_grad() as launches:
+    with interpret() if implementation == "triton" else torch.enable_grad() as launches:
         outputs = qk_norm_rope(**arguments)
         upstream = [torch.cos(torch.arange(o.numel())).view(o.shape) for o in outputs]
         pairs = [(o, u) for o, u in zip(outputs, upstream, strict=True) if o.requires_grad]
@@ -324,19 +324,19 @@ def test_trap_17_frozen_operands_cost_nothing(trained, loaded, stored, form):
             torch.testing.assert_close(arguments[name].grad, expected[name], rtol=1e-5, atol=1e-5)
         else:
             assert arguments[name].grad is None
-    if form == "triton":
+    if implementation == "triton":
         touched = launches[1].arguments.items()
         assert {name for name, traffic in touched if traffic.loaded} == loaded | {"cos", "sin"}
         assert {name for name, traffic in touched if traffic.stored} == stored
 
 
-@pytest.mark.parametrize("form", ["cpu", "triton"])
-def test_an_output_that_nobody_uses_gives_no_gradient(form):
+@pytest.mark.parametrize("implementation", ["cpu", "triton"])
+def test_an_output_that_nobody_uses_gives_no_gradient(implementation):
     arguments = inputs()
-    with interpret() if form == "triton" else torch.enable_grad() as launches:
+    with interpret() if implementation == "triton" else torch.enable_grad() as launches:
         qk_norm_rope(**arguments)[1].sum().backward()
     assert [arguments[name].grad is None for name in TENSORS] == [True, False, True, False]
-    if form == "triton":
+    if implementation == "triton":
         assert launches[1].arguments["q_weight"].loaded == 0
 
 
@@ -363,9 +363,9 @@ def test_trap_9_addresses_are_64_bit():
 
 
 @pytest.mark.parametrize(("B", "T"), [(2, 0), (0, 3)])
-@pytest.mark.parametrize("form", ["cpu", "triton"])
-def test_trap_16_empty_tensors(B, T, form):
-    with interpret() if form == "triton" else torch.enable_grad() as launches:
+@pytest.mark.parametrize("implementation", ["cpu", "triton"])
+def test_trap_16_empty_tensors(B, T, implementation):
+    with interpret() if implementation == "triton" else torch.enable_grad() as launches:
         q, k, dq, dk, dq_weight, dk_weight = outputs_and_gradients(qk_norm_rope, inputs(B=B, T=T))
     assert q.shape == dq.shape == (B, T, 4, 32)
     assert k.shape == dk.shape == (B, T, 2, 32)

@@ -481,16 +481,16 @@ def test_on_a_gpu(shape, dtype):
     assert_accurate(add_rms_norm, add_rms_norm_reference, dict(x=x, residual=residual, weight=weight))
 
 
-@pytest.mark.parametrize("form", ["cpu", "triton"])
+@pytest.mark.parametrize("implementation", ["cpu", "triton"])
 @pytest.mark.parametrize("weight", [None, torch.float32, torch.bfloat16])
-def test_a_wider_residual_stream_stays_wide(form, weight):
+def test_a_wider_residual_stream_stays_wide(implementation, weight):
     """Under autocast x is bf16 and the stream float32."""
     inputs = dict(
         x=torch.randn(5, 300).bfloat16().requires_grad_(),
         residual=torch.randn(5, 300).requires_grad_(),
         weight=None if weight is None else torch.randn(300).to(weight).requires_grad_(),
     )
-    with interpret() if form == "triton" else torch.enable_grad():
+    with interpret() if implementation == "triton" else torch.enable_grad():
         normed, total = add_rms_norm(**inputs)
         assert (normed.dtype, total.dtype) == (torch.bfloat16, torch.float32)
         assert_accurate(add_rms_norm, add_rms_norm_reference, inputs)

@@ -1,4 +1,4 @@
-"""What a query sees: one interval of keys, whatever the mask.
+"""The interval of keys that a query sees, whatever the mask.
 
 Query i of T_q stands at position i + shift among the T_k keys, shift = T_k - T_q. It sees the keys
 
@@ -35,7 +35,7 @@ def check_documents(
     cu_seqlens: Tensor,  # (num_docs + 1,)
     num_tokens: int,
 ) -> None:
-    """On the CPU the values can be read without waiting for a device."""
+    """Raise unless cu_seqlens rises from 0 to num_tokens. On the CPU reading it waits for no device."""
     ends = cu_seqlens.tolist()
     if ends[0] != 0 or ends[-1] != num_tokens or ends != sorted(ends):
         raise ValueError(
@@ -90,7 +90,7 @@ def key_intervals(
     window: int | None,
     documents: Tensor | None,  # (2, num_keys)
 ) -> tuple[Tensor, Tensor]:  # (num_queries,), (num_queries,)
-    """lo and hi of every query, for the CPU form."""
+    """lo and hi of every query, for the CPU implementations."""
     back, ahead = reach(causal, window)
     position = torch.arange(num_queries, dtype=torch.int64) + (num_keys - num_queries)
     lo, hi = torch.zeros_like(position), torch.full_like(position, num_keys)

@@ -10,8 +10,17 @@ from torch import Tensor
 from fasttrain_kernels._checks import wide
 
 
+class LossOptions(NamedTuple):
+    """The options that define the loss of a token."""
+
+    ignore_index: int
+    z_loss: float
+    label_smoothing: float
+    softcap: float | None
+
+
 class TokenStats(NamedTuple):
-    """What evaluation asks of each token. All zero (and not correct) where the target is ignore_index."""
+    """Per-token results for evaluation. All zero (and not correct) where the target is ignore_index."""
 
     loss: Tensor  # (...) the loss that linear_cross_entropy averages
     lse: Tensor  # (...) log of the softmax's denominator

@@ -1,4 +1,4 @@
-"""The CPU form, the registered torch ops, and the public function."""
+"""The CPU implementation, the registered torch ops, and the public function."""
 
 from __future__ import annotations
 

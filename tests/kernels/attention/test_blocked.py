@@ -1,4 +1,4 @@
-"""The CPU form against the specification, in float64, and the memory that it saves."""
+"""The CPU implementation against the specification, in float64, and the memory that it saves."""
 
 import pytest
 import torch

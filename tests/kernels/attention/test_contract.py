@@ -10,8 +10,8 @@ DOCUMENTS = torch.tensor([0, 4, 4, 14], dtype=torch.int32)
 OPTIONS = {
     "causal": ("attention", None, True, None, None, 0.25),
     "documents, window, softcap": ("attention", DOCUMENTS, False, 5, 3.0, 0.25),
-    "native, causal": ("attention_native", None, True, None, None, 0.25),
-    "native, documents, window": ("attention_native", DOCUMENTS, False, 5, None, 0.25),
+    "cpp, causal": ("attention_cpp", None, True, None, None, 0.25),
+    "cpp, documents, window": ("attention_cpp", DOCUMENTS, False, 5, None, 0.25),
 }
 
 
@@ -31,8 +31,8 @@ def test_opcheck(options, make):
 
 @pytest.mark.parametrize(
     "options",
-    [dict(backend="sdpa"), dict(window=4, backend="blocked"), dict(backend="native"), dict(window=4)],
-    ids=["sdpa", "op", "native", "auto"],
+    [dict(backend="sdpa"), dict(window=4, backend="blocked"), dict(backend="cpp"), dict(window=4)],
+    ids=["sdpa", "op", "cpp", "auto"],
 )
 def test_compiles_whole_and_once_for_all_lengths(options, make):
     torch.compiler.reset()
@@ -61,7 +61,7 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(lambda q, k, v: attention(q, k, v, window=3, softcap=2.0), inputs)
 
 
-@pytest.mark.parametrize(("backend", "name"), [("blocked", "attention"), ("native", "attention_native")])
+@pytest.mark.parametrize(("backend", "name"), [("blocked", "attention"), ("cpp", "attention_cpp")])
 def test_double_backward_raises(backend, name, make):
     inputs = make(queries=8)
     (dq,) = torch.autograd.grad(attention(**inputs, backend=backend).sum(), inputs["q"], create_graph=True)

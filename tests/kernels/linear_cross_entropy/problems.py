@@ -11,8 +11,8 @@ from tests.kernels.numbers import eager
 from tests.kernels.numbers.cases import in_four_orders
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-FORMS = {"triton": interpret, "cpu": contextlib.nullcontext}
-both_forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+IMPLEMENTATIONS = {"triton": interpret, "cpu": contextlib.nullcontext}
+both_implementations = pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
 OPTIONS = [
     dict(),
     dict(z_loss=0.1),

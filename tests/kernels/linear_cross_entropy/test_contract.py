@@ -8,9 +8,9 @@ import torch._dynamo.testing
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fasttrain_kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference, ops, sweep
+from fasttrain_kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference, op
 from fasttrain_kernels.testing import interpret
-from tests.kernels.linear_cross_entropy.problems import FORMS, both_forms, gradients, problem
+from tests.kernels.linear_cross_entropy.problems import IMPLEMENTATIONS, both_implementations, gradients, problem
 
 
 def is_float(value):
@@ -37,7 +37,7 @@ def test_opcheck(name):
         converted = [
             a.detach().to(dtype).requires_grad_(a.requires_grad) if is_float(a) else a for a in arguments[name]
         ]
-        torch.library.opcheck(getattr(ops, name), tuple(converted), test_utils=test_utils)
+        torch.library.opcheck(getattr(op, name), tuple(converted), test_utils=test_utils)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -68,15 +68,15 @@ def test_compiles_with_inductor():
         torch.testing.assert_close(a, b)
 
 
-@both_forms
+@both_implementations
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_activation_checkpointing(form, use_reentrant):
+def test_activation_checkpointing(implementation, use_reentrant):
     inputs = problem(6, 8, 30)
 
     def checkpointed(hidden, weight, target):
         return checkpoint(linear_cross_entropy, hidden, weight, target, use_reentrant=use_reentrant)
 
-    with form():
+    with implementation():
         expected = gradients(linear_cross_entropy, inputs)
         hidden, weight = (inputs[k].detach().requires_grad_() for k in ("hidden", "weight"))
         loss = checkpointed(hidden, weight, inputs["target"])
@@ -100,20 +100,22 @@ def test_second_backward_raises_in_float32_and_works_in_bf16():
 
 
 @pytest.mark.parametrize(
-    ("form", "dtype"), [(contextlib.nullcontext, torch.float32), (interpret, torch.bfloat16)], ids=["cpu", "triton"]
+    ("implementation", "dtype"),
+    [(contextlib.nullcontext, torch.float32), (interpret, torch.bfloat16)],
+    ids=["cpu", "triton"],
 )
-def test_the_weight_gradient_is_not_copied(form, dtype, monkeypatch):
+def test_the_weight_gradient_is_not_copied(implementation, dtype, monkeypatch):
     pointers = []
-    forward = sweep.sweep
+    forward = op.chunked_forward
 
     def spy(*args, **kwargs):
-        swept = forward(*args, **kwargs)
-        pointers.append(swept.dweight.data_ptr())
-        return swept
+        found = forward(*args, **kwargs)
+        pointers.append(found.dweight.data_ptr())
+        return found
 
-    monkeypatch.setattr(ops, "sweep", spy)
+    monkeypatch.setattr(op, "chunked_forward", spy)
     inputs = problem(4, 8, 20, dtype)
-    with form():
+    with implementation():
         linear_cross_entropy(**inputs).backward()
     assert pointers == [inputs["weight"].grad.data_ptr()]
 
@@ -177,7 +179,7 @@ def test_int32_targets():
     inputs = problem(6, 8, 30)
     expected = gradients(linear_cross_entropy, inputs)
     inputs["target"] = inputs["target"].int()
-    for form in FORMS.values():
-        with form():
+    for implementation in IMPLEMENTATIONS.values():
+        with implementation():
             for a, b in zip(gradients(linear_cross_entropy, inputs), expected, strict=True):
                 torch.testing.assert_close(a, b)

@@ -1,4 +1,4 @@
-"""Loss and gradients against float64, with eager PyTorch as the measure, in both forms."""
+"""Loss and gradients against float64, with eager PyTorch as the measure, in both implementations."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from fasttrain_kernels.testing import interpret
 from tests.kernels.linear_cross_entropy.problems import (
     DTYPES,
     OPTIONS,
-    both_forms,
+    both_implementations,
     check,
     check_over_seeds,
     gradients,
@@ -20,35 +20,35 @@ from tests.kernels.linear_cross_entropy.problems import (
 from tests.kernels.numbers import eager
 
 
-@both_forms
+@both_implementations
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("M", "H", "V"), [(1, 1, 1), ((2, 3), 63, 1000), (7, 16, 8193), ((), 8, 17)])
-def test_is_as_accurate_as_eager(form, M, H, V, dtype):
-    with form():
+def test_is_as_accurate_as_eager(implementation, M, H, V, dtype):
+    with implementation():
         check(problem(M, H, V, dtype))
 
 
-@both_forms
+@both_implementations
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "+".join(options) or "plain")
-def test_options_match_the_specification(form, reduction, options, short_chunks):
+def test_options_match_the_specification(implementation, reduction, options, short_chunks):
     """Trap 4 as well: with "none" assert_accurate's upstream gradients differ from token to token."""
-    with form():
+    with implementation():
         check_over_seeds(15, 24, 101, **options, reduction=reduction)
 
 
-@both_forms
+@both_implementations
 @pytest.mark.parametrize("dtype", DTYPES[1:])
-def test_options_hold_in_low_precision(form, dtype):
-    with form():
+def test_options_hold_in_low_precision(implementation, dtype):
+    with implementation():
         for reduction in ("mean", "none"):
             check(problem(11, 24, 101, dtype, **OPTIONS[-1], reduction=reduction))
 
 
-@both_forms
+@both_implementations
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.3])
-def test_agrees_with_torch_cross_entropy(form, reduction, label_smoothing):
+def test_agrees_with_torch_cross_entropy(implementation, reduction, label_smoothing):
     inputs = problem(12, 16, 33)
 
     def plain(hidden, weight, target):
@@ -57,13 +57,13 @@ def test_agrees_with_torch_cross_entropy(form, reduction, label_smoothing):
 
     expected = gradients(plain, inputs, torch.ones(12) if reduction == "none" else None)
     options = dict(reduction=reduction, label_smoothing=label_smoothing)
-    with form():
+    with implementation():
         actual = gradients(linear_cross_entropy, inputs | options, torch.ones(12) if reduction == "none" else None)
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b)
 
 
-@both_forms
+@both_implementations
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     M=st.integers(0, 9),
@@ -73,24 +73,24 @@ def test_agrees_with_torch_cross_entropy(form, reduction, label_smoothing):
     options=st.sampled_from(OPTIONS),
     reduction=st.sampled_from(["sum", "none"]),
 )
-def test_any_shape(form, M, H, V, dtype, options, reduction):
-    with form():
+def test_any_shape(implementation, M, H, V, dtype, options, reduction):
+    with implementation():
         check_over_seeds(M, H, V, dtype, **(options | dict(ignore_index=-1)), reduction=reduction)
 
 
-@both_forms
+@both_implementations
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_large_logits_stay_finite(form, dtype):
-    with form():
+def test_large_logits_stay_finite(implementation, dtype):
+    with implementation():
         check(problem(5, 32, 200, dtype, spread=300.0, z_loss=1e-4))
 
 
-@both_forms
-def test_result_does_not_depend_on_the_order_of_programs_or_on_the_run(form, short_chunks):
+@both_implementations
+def test_result_does_not_depend_on_the_order_of_programs_or_on_the_run(implementation, short_chunks):
     inputs = problem(70, 8, 65)
-    with form():
+    with implementation():
         first = gradients(linear_cross_entropy, inputs)
-    with interpret(order="reverse") if form is interpret else form():
+    with interpret(order="reverse") if implementation is interpret else implementation():
         second = gradients(linear_cross_entropy, inputs)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
@@ -122,12 +122,12 @@ def test_float16_gradients_do_not_underflow(reduction):
     assert error.max() < 2**-9
 
 
-@both_forms
+@both_implementations
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_autocast_casts_hidden_and_keeps_the_weight_gradient_wide(form, reduction):
+def test_autocast_casts_hidden_and_keeps_the_weight_gradient_wide(implementation, reduction):
     inputs = problem(6, 16, 40, reduction=reduction)
     upstream = torch.ones(6) if reduction == "none" else None
-    with form(), torch.autocast("cpu", torch.bfloat16):
+    with implementation(), torch.autocast("cpu", torch.bfloat16):
         loss, dhidden, dweight = gradients(linear_cross_entropy, inputs, upstream)
     rounded = inputs | dict(hidden=inputs["hidden"].detach().bfloat16().float().requires_grad_())
     truth = gradients(linear_cross_entropy_reference, rounded, upstream)

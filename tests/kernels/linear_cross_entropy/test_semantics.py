@@ -10,16 +10,16 @@ from fasttrain_kernels.linear_cross_entropy import (
     linear_cross_entropy_stats_reference,
 )
 from fasttrain_kernels.testing import interpret
-from tests.kernels.linear_cross_entropy.problems import both_forms, check, gradients, problem
+from tests.kernels.linear_cross_entropy.problems import both_implementations, check, gradients, problem
 
 
-@both_forms
+@both_implementations
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_ignored_tokens_have_no_loss_and_exactly_no_gradient(form, reduction):
+def test_ignored_tokens_have_no_loss_and_exactly_no_gradient(implementation, reduction):
     inputs = problem(10, 16, 50, reduction=reduction, z_loss=0.1, label_smoothing=0.1)
     inputs["target"][:7] = -100
     without = inputs | dict(hidden=inputs["hidden"][7:].detach().requires_grad_(), target=inputs["target"][7:])
-    with form():
+    with implementation():
         loss, dhidden, dweight = gradients(
             linear_cross_entropy, inputs, torch.ones(10) if reduction == "none" else None
         )
@@ -31,12 +31,12 @@ def test_ignored_tokens_have_no_loss_and_exactly_no_gradient(form, reduction):
         assert loss[:7].eq(0).all()
 
 
-@both_forms
-def test_all_ignored_has_nan_mean_and_zero_gradients(form):
+@both_implementations
+def test_all_ignored_has_nan_mean_and_zero_gradients(implementation):
     inputs = problem(6, 8, 20)
     inputs["target"][:] = -100
     assert F.cross_entropy(torch.randn(6, 20), inputs["target"]).isnan()  # what we follow
-    with form():
+    with implementation():
         loss, dhidden, dweight = gradients(linear_cross_entropy, inputs)
         assert gradients(linear_cross_entropy, inputs | dict(reduction="sum"))[0] == 0
     assert loss.isnan()
@@ -44,12 +44,12 @@ def test_all_ignored_has_nan_mean_and_zero_gradients(form):
     assert dweight.eq(0).all()
 
 
-@both_forms
+@both_implementations
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_zero_token_weight_silences_a_token(form, dtype):
+def test_zero_token_weight_silences_a_token(implementation, dtype):
     inputs = problem(6, 8, 20, dtype, ignored=False, token_weight=True)
     inputs["token_weight"][2] = 0
-    with form():
+    with implementation():
         check(inputs)
         _, dhidden, _ = gradients(linear_cross_entropy, inputs)
     assert dhidden[2].eq(0).all()
@@ -78,17 +78,17 @@ def test_target_outside_the_vocabulary_is_nan_in_the_kernel(wrong):
     assert dweight.isnan().all()
 
 
-@both_forms
+@both_implementations
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", [dict(), dict(z_loss=0.1, label_smoothing=0.2, softcap=5.0, ignore_index=3)])
-def test_stats(form, dtype, options, short_chunks):
+def test_stats(implementation, dtype, options, short_chunks):
     inputs = problem((2, 35), 24, 101, dtype, **options)
     # Half of the tokens hit, but for those that are ignored.
     inputs["hidden"].data[:, ::2] = 3 * inputs["weight"].data[inputs["target"][:, ::2].clamp(min=0)]
     truth = linear_cross_entropy_stats_reference(
         **inputs | dict(hidden=inputs["hidden"].double(), weight=inputs["weight"].double())
     )
-    with form() as launches:
+    with implementation() as launches:
         stats = linear_cross_entropy_stats(**inputs)
     assert stats.correct.dtype == torch.bool
     assert torch.equal(stats.correct, truth.correct)
@@ -102,9 +102,9 @@ def test_stats(form, dtype, options, short_chunks):
         assert launches[0].stored == 13 * launches[0].grid[0]
 
 
-@both_forms
-def test_equal_logits_count_the_first_as_the_guess(form):
+@both_implementations
+def test_equal_logits_count_the_first_as_the_guess(implementation):
     hidden, weight = torch.ones(3, 4), torch.ones(200, 4)
-    with form():
+    with implementation():
         stats = linear_cross_entropy_stats(hidden, weight, torch.tensor([0, 1, 199]))
     assert stats.correct.tolist() == [True, False, False]

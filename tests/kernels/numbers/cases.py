@@ -81,8 +81,8 @@ def documents(dtype):
 
 
 def attention(inputs, seeds=SEEDS, **options):
-    forms = in_four_orders(eager.attention)
-    return Case(ft.attention, ft.attention_reference, forms, partial(inputs, **options), seeds)
+    eagers = in_four_orders(eager.attention)
+    return Case(ft.attention, ft.attention_reference, eagers, partial(inputs, **options), seeds)
 
 
 ATTENTION = {

@@ -34,8 +34,8 @@ NATIVE = {name: case for name, case in ATTENTION.items() if "softcap" not in nam
 
 
 @pytest.mark.parametrize("case", NATIVE.values(), ids=NATIVE)
-def test_native_form_is_as_accurate_as_eager(case):
-    assert_accurate_over_seeds(partial(attention, backend="native"), **case.arguments(torch.float32))
+def test_cpp_implementation_is_as_accurate_as_eager(case):
+    assert_accurate_over_seeds(partial(attention, backend="cpp"), **case.arguments(torch.float32))
 
 
 SUMS = ATTENTION | {name: CASES[name] for name in ("rms_norm (3, 1000)", "linear_cross_entropy, all options")}
@@ -44,9 +44,9 @@ SUMS = ATTENTION | {name: CASES[name] for name in ("rms_norm (3, 1000)", "linear
 @pytest.mark.parametrize("case", SUMS.values(), ids=SUMS)
 def test_the_measure_is_fair(case):
     """Eager with its sums in one order, measured by the other orders: also where one rounding decides."""
-    for form in case.eager[:2]:
-        others = [other for other in case.eager if other is not form]
-        assert_accurate_over_seeds(form, **case.arguments(torch.float32) | dict(eager=others))
+    for implementation in case.eager[:2]:
+        others = [other for other in case.eager if other is not implementation]
+        assert_accurate_over_seeds(implementation, **case.arguments(torch.float32) | dict(eager=others))
 
 
 # That it has teeth: what a kernel may do to its precision, and eager does not.

@@ -21,7 +21,7 @@ from fasttrain_kernels.testing.compiled.cases import CASES
 from fasttrain_kernels.testing.compiled.survey import Row, survey
 from fasttrain_kernels.testing.targets import TARGETS, occupancy, target_named
 
-STORED = Path(__file__).parents[3] / rules.STORED
+STORED = Path(__file__).parents[3] / "bench" / "results" / "compiled.json"
 CPU = torch.device("cpu")
 
 
@@ -116,10 +116,10 @@ def test_amd_occupancy_equals_llvms():
             centre_kernel[(8,)](floats(8, block), floats(8, block), BLOCK=block, num_warps=1)
     for launch in launches:
         assembly = launches._binaries[launch.key].stages["amdgcn"].read_text()
-        assert launch.facts.occupancy.warps == 4 * int(re.search(r"; Occupancy: (\d+)", assembly)[1])
+        assert launch.metadata.occupancy.warps == 4 * int(re.search(r"; Occupancy: (\d+)", assembly)[1])
 
 
-# Facts
+# KernelMetadata
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_120"])
@@ -130,11 +130,13 @@ def test_spilled_bytes_equal_those_of_ptxas(target, capsys):
         centre_kernel[(8,)](floats(8, 8192), floats(8, 8192), BLOCK=8192, num_warps=1)
     log = capsys.readouterr().out
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log).groups()
-    (facts,) = launches.facts
-    assert (facts.spill_stores, facts.spill_loads) == tuple(map(int, spills))
-    assert facts.spill_stores > 0
-    assert facts.registers == int(re.search(r"Used (\d+) registers", log)[1]) == 255
-    assert rules.problems(Row(target, "rms_norm", "fp32", facts=facts))[0].startswith(f"spills {facts.spill_stores} B")
+    (metadata,) = launches.metadata
+    assert (metadata.spill_stores, metadata.spill_loads) == tuple(map(int, spills))
+    assert metadata.spill_stores > 0
+    assert metadata.registers == int(re.search(r"Used (\d+) registers", log)[1]) == 255
+    assert rules.problems(Row(target, "rms_norm", "fp32", metadata=metadata))[0].startswith(
+        f"spills {metadata.spill_stores} B"
+    )
 
 
 @pytest.mark.parametrize(("target", "block"), [("sm_90", 8192), ("gfx942", 32768)])
@@ -142,7 +144,7 @@ def test_spills_in_a_loop_are_told_from_those_outside(target, block):
     with record(target) as launches:
         centre_kernel[(1,)](floats(block), floats(block), BLOCK=block, num_warps=1)
         centre_rows_kernel[(1,)](floats(8, block), floats(8, block), 8, BLOCK=block, num_warps=1)
-    outside, inside = launches.facts
+    outside, inside = launches.metadata
     assert outside.spills
     assert outside.loop_spills == 0
     assert inside.loop_spills > 0.9 * (inside.spill_stores + inside.spill_loads)
@@ -157,12 +159,12 @@ def test_width_of_accesses_follows_the_alignment_of_the_pointer(target, dtype, o
     x = torch.empty(8192 + offset, dtype=dtype)[offset:]
     with record(target) as launches:
         copy_kernel[(1,)](x, torch.empty(8192, dtype=dtype), BLOCK=8192)
-    (facts,) = launches.facts
+    (metadata,) = launches.metadata
     lanes = 4 * TARGETS[target].warp_size
     if target == "gfx942" and dtype.itemsize == 4:
         bits = 128  # needs no more than the alignment of a dword
-    assert facts.loads == {bits: 8192 * dtype.itemsize * 8 // (lanes * bits)}
-    assert bits == 128 or facts.narrow_bulk
+    assert metadata.loads == {bits: 8192 * dtype.itemsize * 8 // (lanes * bits)}
+    assert bits == 128 or metadata.narrow_bulk
 
 
 @pytest.mark.parametrize(
@@ -173,12 +175,12 @@ def test_matrix_instructions_shared_memory_and_its_limit(target, matrix):
     a, b = torch.empty(128, 4096, dtype=torch.bfloat16), torch.empty(4096, 4096, dtype=torch.bfloat16)
     with record(target) as launches:
         matmul_kernel[(1,)](a, b, floats(128, 4096), 64, M=128, N=256, K=64, num_warps=8, num_stages=4)
-    (facts,) = launches.facts
-    assert set(facts.matrix) == {matrix}
-    assert facts.dots == 1
-    assert facts.fits == (facts.shared <= TARGETS[target].shared_per_block)
-    assert facts.fits == (target in ("sm_80", "sm_90", "sm_100"))  # three tiles of (128 + 256) * 64 bf16: 144 KiB
-    assert facts.fits or "does not fit" in rules.problems(Row(target, "attention", "bf16", facts=facts))[0]
+    (metadata,) = launches.metadata
+    assert set(metadata.matrix) == {matrix}
+    assert metadata.dots == 1
+    assert metadata.fits == (metadata.shared <= TARGETS[target].shared_per_block)
+    assert metadata.fits == (target in ("sm_80", "sm_90", "sm_100"))  # three tiles of (128 + 256) * 64 bf16: 144 KiB
+    assert metadata.fits or "does not fit" in rules.problems(Row(target, "attention", "bf16", metadata=metadata))[0]
 
 
 # Recording
@@ -194,8 +196,8 @@ def test_record_compiles_and_runs_nothing():
         ("copy_kernel", (3, 1, 1)),
         ("copy_kernel", (5, 1, 1)),
     ]
-    assert [facts.kernel for facts in launches.facts] == ["copy_kernel"]
-    assert launches[0].facts is launches[1].facts
+    assert [metadata.kernel for metadata in launches.metadata] == ["copy_kernel"]
+    assert launches[0].metadata is launches[1].metadata
 
 
 def test_record_restores_everything():
@@ -215,7 +217,7 @@ def test_a_target_does_not_see_the_kernels_of_another():
     for target in ("sm_80", "sm_90", "sm_80"):
         with record(target) as launches:
             copy_kernel[(1,)](floats(8192), floats(8192), BLOCK=8192)
-        kinds.append(launches.facts[0].target)
+        kinds.append(launches.metadata[0].target)
     assert kinds == ["sm_80", "sm_90", "sm_80"]
 
 
@@ -231,7 +233,7 @@ def test_unknown_target_lists_the_known_ones():
 def swiglu_row() -> Row:
     with record("sm_90") as launches:
         swiglu(torch.empty(64, 4096, dtype=torch.bfloat16), torch.empty(64, 4096, dtype=torch.bfloat16))
-    return Row("sm_90", "swiglu", "bf16", "_swiglu_fwd_kernel", "", launches.facts[0])
+    return Row("sm_90", "swiglu", "bf16", "_swiglu_fwd_kernel", "", launches.metadata[0])
 
 
 @pytest.mark.parametrize(
@@ -247,8 +249,8 @@ def swiglu_row() -> Row:
     ],
 )
 def test_regressions_are_told_from_improvements(swiglu_row, change, complaint):
-    now = dataclasses.replace(swiglu_row, facts=dataclasses.replace(swiglu_row.facts, **change))
-    found = rules.regressions(now, swiglu_row.facts)
+    now = dataclasses.replace(swiglu_row, metadata=dataclasses.replace(swiglu_row.metadata, **change))
+    found = rules.regressions(now, swiglu_row.metadata)
     assert not found if complaint is None else any(complaint in text for text in found)
 
 
@@ -256,7 +258,7 @@ def test_figures_survive_being_stored(swiglu_row, tmp_path):
     rules.write(tmp_path / "figures.json", rules.figures([swiglu_row]))
     version, figures = rules.read(tmp_path / "figures.json")
     assert version == triton.__version__
-    assert rules.stored_facts(swiglu_row, figures) == swiglu_row.facts
+    assert rules.stored_metadata(swiglu_row, figures) == swiglu_row.metadata
 
 
 def test_command_prints_a_table_and_writes_the_figures(tmp_path, capsys):
@@ -269,11 +271,23 @@ def test_command_prints_a_table_and_writes_the_figures(tmp_path, capsys):
     assert set(rules.read(tmp_path / "figures.json")[1]["sm_90"]) == {"swiglu"}
 
 
-def test_command_refuses_to_update_outside_of_the_repository(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_command_stores_figures_and_compares_with_them(tmp_path, capsys):
+    stored = tmp_path / "figures.json"
+    arguments = ["--target", "sm_90", "--op", "swiglu", "--jobs", "1", "--stored", str(stored)]
+    assert main([*arguments, "--update"]) == 0
+    version, figures = rules.read(stored)
+    for kernel in figures["sm_90"]["swiglu"].values():
+        kernel["registers"] -= 2 * rules.REGISTER_MARGIN
+    rules.write(stored, figures)
+    assert version == triton.__version__
+    assert main(arguments) == 1
+    assert "registers was" in capsys.readouterr().out
+
+
+def test_command_updates_no_file_but_the_given_one(capsys):
     with pytest.raises(SystemExit):
         main(["--update"])
-    assert "run it in the root of the repository" in capsys.readouterr().err
+    assert "--update needs --stored FILE" in capsys.readouterr().err
 
 
 # What we ship
@@ -301,7 +315,7 @@ def test_every_kernel_of_the_library_has_stored_figures(target):
 def test_an_allowed_spill_is_still_one(kernel, case):
     _, figures = rules.read(STORED)
     stored = [ops[op].get(f"{case}: {kernel}", {}) for ops in figures.values() for op in ops]
-    assert any("spill_stores" in facts for facts in stored)
+    assert any("spill_stores" in metadata for metadata in stored)
 
 
 @pytest.mark.parametrize("op", CASES)
@@ -314,9 +328,9 @@ def test_shipped_kernels_compile_without_spills_and_no_worse_than_before(target,
     version, figures = rules.read(STORED)
     if version != triton.__version__:
         pytest.skip(f"the stored figures are for triton {version}, this is {triton.__version__}")
-    update = f"python -m fasttrain_kernels.testing.compiled --op {op} --update"
+    update = f"python -m fasttrain_kernels.testing.compiled --stored {STORED} --op {op} --update"
     for row in rows:
-        stored = rules.stored_facts(row, figures)
+        stored = rules.stored_metadata(row, figures)
         assert stored is not None, f"{row.key} has no stored figures: {update}"
         worse = rules.regressions(row, stored)
         assert not worse, f"{row.key}: {'; '.join(worse)}. If it is meant to be: {update}"

@@ -1,4 +1,4 @@
-// A product of matrices in pieces that stay in registers: what attention and larger products are made of.
+// A matmul of tiles that stay in registers: what attention and larger matmuls are made of.
 #pragma once
 #include <cstdlib>
 #include <memory>

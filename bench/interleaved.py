@@ -1,7 +1,7 @@
-"""Contenders take turns, each in a process of its own, so that none changes how another's memory is allocated.
+"""Interleaved runs of training steps, each in a process of its own, so that none changes how another allocates memory.
 
-Once they are warm, one process works at a time, on one thread. It reports its own CPU time, which a busy machine
-disturbs least, and only ratios within one turn are compared. A turn begins with another contender each time.
+After warm-up one process works at a time, on one thread. It reports its own CPU time, which a busy machine disturbs
+least, and only ratios within one round are compared. Each round starts with another implementation.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from typing import Any
 
 import torch
 
-from bench import contenders
+from bench import baselines
 from bench.memory import peak_on_cpu
 from fasttrain.metrics.hardware import measured_flops
 
 WARM_UP = 2  # steps: compilation, optimizer state, the heap's final size
 
 
-class Turns:
+class InterleavedRuns:
+    """The processes, and what they have measured."""
+
     def __init__(self, pipes: dict[str, Connection]) -> None:
         self._pipes = pipes
         self.seconds: dict[str, list[float]] = {name: [] for name in pipes}
@@ -39,7 +41,7 @@ class Turns:
         return self._pipes[name].recv()
 
     def ask_all(self, what: str, names: Iterable[str] | None = None) -> dict[str, Any]:
-        """At the same time: for what is not timed."""
+        """Ask at the same time: for what is not timed."""
         asked = {name: self._pipes[name] for name in names or self._pipes}
         for pipe in asked.values():
             pipe.send(what)
@@ -47,21 +49,21 @@ class Turns:
 
     def take(self, rounds: int) -> None:
         names = list(self._pipes)
-        for turn in range(rounds):
-            first = turn % len(names)
+        for round in range(rounds):
+            first = round % len(names)
             for name in names[first:] + names[:first]:
                 seconds, loss = self.ask(name, "step")
                 self.seconds[name].append(seconds)
                 self.losses[name].append(loss)
 
     def speed(self, name: str, against: str) -> dict[str, float]:
-        """How often a step of `name` fits into one of `against`: the median of all turns, the least and the most."""
+        """How often a step of `name` fits into one of `against`: median, min and max over all rounds."""
         ratios = [b / a for a, b in zip(self.seconds[name], self.seconds[against], strict=True)]
         return {f"x {against}": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
 
 
 @contextmanager
-def turns(names: Iterable[str], vocab: int) -> Iterator[Turns]:
+def interleaved_runs(names: Iterable[str], vocab: int) -> Iterator[InterleavedRuns]:
     spawn = multiprocessing.get_context("spawn")
     pipes, processes = {}, []
     for name in names:
@@ -69,7 +71,7 @@ def turns(names: Iterable[str], vocab: int) -> Iterator[Turns]:
         processes.append(spawn.Process(target=_serve, args=(end, name, vocab), daemon=True))
         processes[-1].start()
     try:
-        yield Turns(pipes)
+        yield InterleavedRuns(pipes)
     finally:
         for process in processes:
             process.kill()
@@ -78,30 +80,30 @@ def turns(names: Iterable[str], vocab: int) -> Iterator[Turns]:
 
 def _serve(pipe: Connection, name: str, vocab: int) -> None:
     torch.set_num_threads(1)
-    step = contenders.CONTENDERS[name](vocab)
+    step = baselines.STEPS[name](vocab)
     answers = {"step": _timed, "memory": peak_on_cpu, "parts": _parts, "spent": _spent, "peak": _peak_flops}
     while True:
         pipe.send(answers[pipe.recv()](step))
 
 
-def _timed(step: contenders.Step) -> tuple[float, float]:
+def _timed(step: baselines.Step) -> tuple[float, float]:
     start = time.process_time()
     loss = step()
     return time.process_time() - start, loss
 
 
-def _spent(_: contenders.Step) -> float:
+def _spent(_: baselines.Step) -> float:
     """CPU seconds of this process so far, and of the compilers that it has called."""
     return sum(os.times()[:4])
 
 
-def _peak_flops(_: contenders.Step) -> float:
-    """FLOP/s of the best products that this thread can do."""
+def _peak_flops(_: baselines.Step) -> float:
+    """The best FLOP/s of matmuls on this thread."""
     return measured_flops(torch.device("cpu"), torch.float32)
 
 
 _PARTS = {  # by what the name of an event, or else of the nearest event around it, contains
-    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "fasttrain::product"),
+    "matmul": ("aten::mm", "aten::addmm", "aten::bmm", "fasttrain::matmul"),
     "attention": ("scaled_dot_product", "fasttrain::attention"),
     "cross-entropy": ("linear_cross_entropy",),
     "fused elementwise": ("CompiledFxGraph",),
@@ -110,8 +112,8 @@ _PARTS = {  # by what the name of an event, or else of the nearest event around 
 }
 
 
-def _parts(step: contenders.Step) -> dict[str, float]:
-    """Shares of a step's time."""
+def _parts(step: baselines.Step) -> dict[str, float]:
+    """Return the shares of a step's time."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         step()
     spent = dict.fromkeys([*_PARTS, "everything else"], 0.0)

@@ -1,4 +1,4 @@
-"""Tiles of rows between global memory and a kernel, and sums of their products."""
+"""Loads and stores of tiles of rows, and the matmuls between tiles."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def store_rows(value, base, start, stride, limit, ROWS: tl.constexpr, D: tl.cons
 
 
 @triton.jit
-def second_statistic(num_heads, stats_head):
-    """How far from a row's first statistic its second one lies.
+def inverse_sum_offset(num_heads, lse_head):
+    """The distance between the two numbers that float32 keeps of a row in lse.
 
     Computed, because one more argument, though 16 bits have no use for it, costs 14 registers at D=64 on sm_90.
     """
-    return tl.cast(num_heads, tl.int64) * stats_head
+    return tl.cast(num_heads, tl.int64) * lse_head
 
 
 @triton.jit
-def product_of_rows(a, b):
+def matmul_transposed(a, b):
     """a b^T. A single row in a or b (float32 only) is summed as a tree, which rounds log2(D) times instead of D."""
     if a.shape[0] == 1:
         return tl.sum(a * b, 1)[None, :]
@@ -61,7 +61,7 @@ def product_of_rows(a, b):
 
 
 @triton.jit
-def add_product(acc, a, b, EXACT: tl.constexpr):
+def matmul_add(acc, a, b, EXACT: tl.constexpr):
     """acc + a b.
 
     float32: the sum over a block first. In one chain of additions over the whole sequence, every term would be rounded

@@ -1,4 +1,4 @@
-"""What a compiled kernel asks of the hardware.
+"""The resources of a compiled kernel.
 
 All counts are static: an instruction in a loop counts once. `loop_spills` says what is paid for in every round.
 """
@@ -14,7 +14,7 @@ _REPLICAS = 4  # of an access in the binary: software pipelining repeats it befo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class KernelMetadata:
     """One kernel in one specialisation for one target. Bytes are per block (shared) or per lane (spills)."""
 
     kernel: str
@@ -33,7 +33,7 @@ class Facts:
     tma: int  # bulk copies by the tensor memory accelerator
     dots: int  # matrix multiplications in the kernel's source
     small: int  # accesses in the source that are too small to be wide: one value per row, a short weight
-    matrix: dict[str, int]  # "HMMA", "HGMMA", "UTCHMMA", "MFMA", ... -> instructions on the matrix units
+    matrix: dict[str, int]  # "HMMA", "HGMMA", "UTCHMMA", "MFMA", ... -> tensor core instructions
     special: int  # exp, log, rsqrt, ...: a quarter of the rate of an addition, or less
     barriers: int  # of the whole block
 

@@ -1,4 +1,4 @@
-"""Who takes part in the step benchmark. Each is a function of the vocabulary that returns one training step.
+"""The training steps of the step benchmark, ours and the baselines: functions of the vocabulary that return a step.
 
 A step is what a training loop does between two batches: clear gradients, forward, backward, clip, update. It returns
 the loss. All start from the same weights, see the same tokens, and decay matrices but not norms: their losses agree.
@@ -33,7 +33,7 @@ Step = Callable[[], float]
 
 
 def fasttrain(vocab: int, parallel: Parallel = Parallel()) -> Step:  # noqa: B008  (frozen)
-    """As the trainer runs it, with an allocator that keeps its memory."""
+    """Our step as the trainer runs it, with an allocator that keeps its memory."""
     keep_freed_memory()
     model = decoder(vocab)
     alone = SimpleNamespace(world=1, dtype=torch.float32)
@@ -54,12 +54,12 @@ def fasttrain(vocab: int, parallel: Parallel = Parallel()) -> Step:  # noqa: B00
 
 
 def fasttrain_selective(vocab: int) -> Step:
-    """The same with parallel.recompute = "selective": less memory, a few per cent more time."""
+    """Our step with parallel.recompute = "selective": less memory, a few per cent more time."""
     return fasttrain(vocab, Parallel(recompute="selective"))
 
 
 def fasttrain_opaque(vocab: int) -> Step:
-    """The blocks as they would be if streaming ops stayed ops under torch.compile on a CPU."""
+    """Our step if streaming ops stayed ops under torch.compile on a CPU."""
     step = fasttrain(vocab)
 
     def patched() -> float:
@@ -93,9 +93,9 @@ def transformers(vocab: int) -> Step:
 
 
 def floor(vocab: int) -> Step:
-    """The matrix products of a step and of its attention, and nothing else, with fasttrain's allocator.
+    """The matmuls of a step and of its attention, and nothing else, with fasttrain's allocator.
 
-    Attention has its six products in full: what skipping masked blocks saves is not taken off the floor.
+    Attention has its six matmuls in full: what skipping masked blocks saves is not taken off the floor.
     """
     keep_freed_memory()
     C, width, N = MODEL.hidden, MODEL.heads * MODEL.head_dim, BATCH * SEQUENCE
@@ -104,7 +104,7 @@ def floor(vocab: int) -> Step:
     q = torch.randn(BATCH * MODEL.heads, SEQUENCE, MODEL.head_dim)
     p = torch.randn(BATCH * MODEL.heads, SEQUENCE, SEQUENCE)
 
-    def products() -> float:
+    def matmuls() -> float:
         for x, weight, dout in linear:
             x @ weight.t(), dout @ weight, dout.t() @ x
         for _ in range(MODEL.layers):
@@ -112,10 +112,10 @@ def floor(vocab: int) -> Step:
                 q @ q.transpose(1, 2), p @ q, p.transpose(1, 2) @ q
         return float("nan")
 
-    return products
+    return matmuls
 
 
-CONTENDERS: dict[str, Callable[[int], Step]] = {
+STEPS: dict[str, Callable[[int], Step]] = {
     "fasttrain": fasttrain,
     "fasttrain, selective": fasttrain_selective,
     "fasttrain, opaque ops": fasttrain_opaque,
@@ -138,7 +138,7 @@ def batch(vocab: int) -> tuple[Tensor, Tensor]:  # inputs, targets: (BATCH, SEQU
 
 
 def ordinary_loop(model: nn.Module, forward: Callable[[], Tensor]) -> Step:
-    """torch's own AdamW and clipping, with the arguments that people give them."""
+    """A training loop with torch's own AdamW and clipping, and their usual arguments."""
     groups = [
         {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": OPTIM.weight_decay},
         {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},

@@ -1,4 +1,4 @@
-"""One op at one size: every contender is checked, its memory is measured, and those who are right are timed in turn."""
+"""One op at one size: every implementation is checked, its memory measured; interleaved runs time those that pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bench.kernels import check
-from bench.kernels.contenders import OURS, Contender
+from bench.kernels.baselines import OURS, Implementation
 from bench.kernels.ops import OPS, Op, Size, Work
 from bench.kernels.timing import Run, measure
 from bench.memory import peak_bytes
@@ -21,7 +21,7 @@ SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is raced."""
+    """An op, a size, a dtype and a device."""
 
     op: str
     size: tuple[tuple[str, int], ...]  # letters and numbers, as a key
@@ -47,15 +47,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one contender; without figures where it is wrong."""
+    """The results of one implementation; without figures where its check failed."""
 
-    wrong: str = ""
+    failure: str = ""
     seconds: dict[str, list[float]] = field(default_factory=dict)  # by passes
     peak: dict[str, int] = field(default_factory=dict)
 
 
 def cases(device: str) -> list[Case]:
-    """All that this device can run: on a CPU float32, as 16-bit products are far from what it is made for."""
+    """All cases for this device: on a CPU float32 only, as it is slow at 16-bit matmuls."""
     dtypes = (torch.bfloat16, torch.float32) if device == "cuda" else (torch.float32,)
     return [
         Case(op=op.name, size=tuple(size.items()), dtype=dtype, device=device)
@@ -66,29 +66,29 @@ def cases(device: str) -> list[Case]:
     ]
 
 
-def race(case: Case, contenders: dict[str, Contender]) -> dict[str, Outcome]:
-    """Of those who can take part."""
+def compare_all(case: Case, implementations: dict[str, Implementation]) -> dict[str, Outcome]:
+    """Check and measure all implementations that can run here."""
     torch.compiler.reset()  # compiled for this size alone, and within dynamo's limit of sizes
     op = OPS[case.op]
     inputs = inputs_of(case)
     upstream = check.upstream_of(check.call(op.eager, inputs))
-    functions = {name: one.make() for name, one in contenders.items() if not one.missing(case.device, case.dtype)}
-    wrong = _judge(op, case, functions, inputs, upstream)
-    right = {name: function for name, function in functions.items() if not wrong[name]}
+    functions = {name: one.make() for name, one in implementations.items() if not one.missing(case.device, case.dtype)}
+    failures = _check_all(op, case, functions, inputs, upstream)
+    passed = {name: function for name, function in functions.items() if not failures[name]}
     runs = {FORWARD: {}, BOTH: {}}  # type: dict[str, dict[str, Run]]
-    for name, function in right.items():
+    for name, function in passed.items():
         runs[FORWARD][name], runs[BOTH][name] = runs_of(function, inputs, upstream)
     peak = {p: {name: peak_bytes(run, case.device) for name, run in of.items()} for p, of in runs.items()}
     seconds = {passes: measure(of, case.device) for passes, of in runs.items()}
     return {
-        name: Outcome(wrong[name])
-        if wrong[name]
+        name: Outcome(failures[name])
+        if failures[name]
         else Outcome("", {p: seconds[p][name] for p in runs}, {p: peak[p][name] for p in runs})
         for name in functions
     }
 
 
-def _judge(
+def _check_all(
     op: Op, case: Case, functions: dict[str, Callable[..., Any]], inputs: dict[str, Any], upstream: tuple[Tensor, ...]
 ) -> dict[str, str]:
     wide = check.truth_dtype(case.dtype, op.elements(case.sizes))
@@ -96,7 +96,7 @@ def _judge(
     truth = check.truth(op.reference, inputs, upstream, wide)
     eager = check.results(op.eager, inputs, upstream)
     return {
-        name: check.wrong(check.results(function, inputs, upstream), eager, truth, ours=name == OURS)
+        name: check.failures(check.results(function, inputs, upstream), eager, truth, ours=name == OURS)
         for name, function in functions.items()
     }
 

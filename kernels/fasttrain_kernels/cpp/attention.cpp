@@ -1,16 +1,16 @@
 // Attention in float32: blocks of 64 queries against the blocks of keys that one of them sees, forward and backward.
 //
 // A query sees the keys [lo, hi); neither end ever decreases from one query to the next (attention/intervals.py). Keys
-// and values of a head are packed once, and used by all queries of all heads of its group. A block's products, 64 x 64
-// x D, stay in the first caches, and leave out what nobody sees, by rows of tiles; rows beyond the end are zeros that
-// see nothing.
+// and values of a head are packed once, and used by all queries of all heads of its group. A block's matmuls, 64 x 64
+// x D, stay in L1 and L2, and skip what no query sees, by rows of tiles; rows beyond the end are zeros that see
+// nothing.
 //
 //     forward     S = Q K^T, pivot = max S, P = exp(scale (S - pivot)), O = P V / sum P
 //     backward    P = exp(scale (S - pivot)) / sum, dP = dO V^T, dS = P (dP - sum P dP),
 //                 dV += P^T dO, dQ += dS K, dK += dS^T Q
 //
 // sum P dP is dO . O, but for its rounding: where P is nearly 1, dP minus that is far less than either, and only exact
-// if both are the same products (docs/kernels/attention.md).
+// if both are the same matmuls (docs/kernels/attention.md).
 //
 // Letters as in attention/: T queries, H heads, G of them share a key head, D elements of a head, E of them with
 // padding.
@@ -22,10 +22,10 @@ constexpr int R = 64;  // queries, or keys, of a block
 constexpr int TILES = (R + ROWS - 1) / ROWS;
 
 struct Strides {
-    int64_t batch, token, head;  // in floats; elements of a head lie side by side
+    int64_t batch, token, head;  // in floats; elements of a head are contiguous
 };
 
-struct Problem {
+struct AttentionArgs {
     int64_t batch, num_queries, num_keys, num_heads, num_kv_heads, head_dim;
     float scale;
     const int64_t *lo, *hi;  // (num_queries,)
@@ -57,21 +57,21 @@ void scores(const Spans& seen, int E, const float* A, const float* B_t, float* S
 }
 
 // C (R x E) += S B, for rows of S that are zero beyond the spans
-void add_product(const Spans& seen, int E, const float* S, const float* B, float* C) {
+void matmul_add(const Spans& seen, int E, const float* S, const float* B, float* C) {
     for (int t = 0; t < TILES; t++) row_of_tiles<true>(t, 0, E, seen.begin[t], seen.end[t], S, R, 1, B, E, C, E);
 }
 
 // C (R x E) += S^T B, for columns of S that are zero beyond the spans
-void add_transposed_product(const Spans& seeing, int E, const float* S, const float* B, float* C) {
+void matmul_add_transposed(const Spans& seeing, int E, const float* S, const float* B, float* C) {
     for (int t = 0; t < TILES; t++) row_of_tiles<true>(t, 0, E, seeing.begin[t], seeing.end[t], S, 1, R, B, E, C, E);
 }
 
 // What all heads have in common
 struct Layout {
-    const Problem& p;
+    const AttentionArgs& p;
     const int64_t E, blocks;
 
-    explicit Layout(const Problem& p)
+    explicit Layout(const AttentionArgs& p)
         : p(p), E((p.head_dim + COLUMNS - 1) / COLUMNS * COLUMNS), blocks((p.num_keys + R - 1) / R) {}
 
     // Rows [first, first + R) of a head, as (R, E)
@@ -117,7 +117,7 @@ struct Sight {
     int lo[R], hi[R];
     Spans of_queries, of_keys;
 
-    Sight(const Problem& p, int64_t first, int64_t block) {
+    Sight(const AttentionArgs& p, int64_t first, int64_t block) {
         const int64_t last = first + R - 1, begin = block * R;
         if (last < p.num_queries && p.lo[last] <= begin && begin + R <= p.hi[first])
             *this = everything;
@@ -134,7 +134,7 @@ struct Sight {
         fill_spans();
     }
 
-    void look(const Problem& p, int64_t first, int64_t begin) {
+    void look(const AttentionArgs& p, int64_t first, int64_t begin) {
         for (int i = 0; i < R; i++) {
             const bool exists = first + i < p.num_queries;
             lo[i] = exists ? std::clamp<int64_t>(p.lo[first + i] - begin, 0, R) : R;
@@ -182,7 +182,7 @@ struct Forward {
 
     // Queries [first, first + R) of a head
     void block(int64_t first, const float* q, int64_t q_token, float* out, float* pivots, float* inverses) {
-        const Problem& p = layout.p;
+        const AttentionArgs& p = layout.p;
         const int64_t E = layout.E, D = p.head_dim, T = p.num_queries;
         const auto range = layout.range(first);
         float most[R];
@@ -212,7 +212,7 @@ struct Forward {
                     store(P + j, e);
                 }
             const Sight sight(p, first, block);
-            add_product(sight.of_queries, E, P, values.get() + block * R * E, made.get());
+            matmul_add(sight.of_queries, E, P, values.get() + block * R * E, made.get());
         }
         for (int i = 0; i < R && first + i < T; i++) {
             const float all_of_it = sum(total[i]), inverse = 1 / (all_of_it == 0 ? 1 : all_of_it);
@@ -249,7 +249,7 @@ struct Backward {
     // Queries [first, first + R) of a head: dq, and what they add to the gradients of keys and values
     void block(int64_t first, const float* q, int64_t q_token, const float* dout, int64_t dout_token,
                const float* pivots, const float* inverses, float* dq) {
-        const Problem& p = layout.p;
+        const AttentionArgs& p = layout.p;
         const int64_t E = layout.E, D = p.head_dim, T = p.num_queries;
         const auto range = layout.range(first);
         layout.pack(q, q_token, first, T, query.get());
@@ -279,9 +279,9 @@ struct Backward {
                 const vec total = all(sum(delta[i]));
                 for (int j = i * R; j < (i + 1) * R; j += W) store(dS + j, load(P + j) * (load(dP + j) - total));
             }
-            add_transposed_product(sight.of_keys, E, P, dmade.get(), dvalues.get() + block * R * E);
-            add_transposed_product(sight.of_keys, E, dS, query.get(), dkeys.get() + block * R * E);
-            add_product(sight.of_queries, E, dS, keys.get() + block * R * E, dquery.get());
+            matmul_add_transposed(sight.of_keys, E, P, dmade.get(), dvalues.get() + block * R * E);
+            matmul_add_transposed(sight.of_keys, E, dS, query.get(), dkeys.get() + block * R * E);
+            matmul_add(sight.of_queries, E, dS, keys.get() + block * R * E, dquery.get());
         }
         for (int i = 0; i < R && first + i < T; i++) {
             float* to = dq + (first + i) * p.num_heads * D;
@@ -303,10 +303,10 @@ struct Backward {
 }  // namespace
 
 // out: (batch, num_queries, num_heads, head_dim), and pivot and 1 / sum: (num_heads, batch * num_queries)
-extern "C" void attention_forward(const Problem* problem, const float* q, const Strides* qs, const float* k,
+extern "C" void attention_forward(const AttentionArgs* problem, const float* q, const Strides* qs, const float* k,
                                   const Strides* ks, const float* v, const Strides* vs, float* out, float* pivots,
                                   float* inverses) {
-    const Problem& p = *problem;
+    const AttentionArgs& p = *problem;
     const Layout layout(p);
     const int64_t D = p.head_dim, G = p.num_heads / p.num_kv_heads, T = p.num_queries;
 #pragma omp parallel num_threads(p.threads) if (p.threads > 1)
@@ -327,11 +327,11 @@ extern "C" void attention_forward(const Problem* problem, const float* q, const 
 }
 
 // dq, dk, dv: contiguous, as q, k and v; dk and dv are zeros, to be added to
-extern "C" void attention_backward(const Problem* problem, const float* dout, const Strides* ds, const float* q,
+extern "C" void attention_backward(const AttentionArgs* problem, const float* dout, const Strides* ds, const float* q,
                                    const Strides* qs, const float* k, const Strides* ks, const float* v,
                                    const Strides* vs, const float* pivots, const float* inverses, float* dq, float* dk,
                                    float* dv) {
-    const Problem& p = *problem;
+    const AttentionArgs& p = *problem;
     const Layout layout(p);
     const int64_t D = p.head_dim, G = p.num_heads / p.num_kv_heads, T = p.num_queries;
 #pragma omp parallel num_threads(p.threads) if (p.threads > 1)

@@ -1,32 +1,9 @@
-"""A chunk of logits becomes, row by row, loss and statistics, and in place its own gradient."""
+"""The Triton kernel: a chunk of logits becomes loss, lse and entropy row by row, and in place its own gradient."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from fasttrain_kernels import native
-from fasttrain_kernels._registration import warps
-
-# Two passes want few wide programs per multiprocessor, so that the second one finds its rows in L2: one program of 32
-# warps holds 13 MB of an H100's 50 MB at V = 50,304 and 40 MB at 151,936, two of 16 would hold twice as much. One pass
-# has no such wish, and softcap and statistics would spill with 16 warps (sm_80 to sm_100).
-_BLOCK_TWO_PASSES = 16384
-_BLOCK = 4096
-_VALUES_PER_LANE = 16  # two 128-bit accesses in bf16
-
-
-class Options(NamedTuple):
-    """What defines the loss of a token."""
-
-    ignore_index: int
-    z_loss: float
-    label_smoothing: float
-    softcap: float | None
 
 
 @triton.jit
@@ -138,86 +115,3 @@ def _cross_entropy_kernel(
                 dy = tl.where(start + cols == hot, dy - c * (1 - label_smoothing), dy) * slope
                 dy = tl.where(start + cols < V, dy, 0.0)
                 tl.store(logits + start + cols, dy.to(logits.dtype.element_ty), mask=here)
-
-
-def rows_triton(
-    logits: Tensor,  # (rows, V padded to a multiple of 16), contiguous
-    V: int,
-    target: Tensor,  # (rows,)
-    coef: Tensor | None,  # (rows,) float32; given, logits become their gradient
-    options: Options,
-    stats: bool,
-) -> tuple[Tensor, ...]:
-    """(loss,) or (loss, lse, entropy, correct) of each row, zero where the target is ignored. One program per row."""
-    rows = logits.shape[0]
-    loss = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    lse, entropy = (torch.empty_like(loss), torch.empty_like(loss)) if stats else (loss, loss)  # loss: not touched
-    correct = torch.empty(rows if stats else 0, dtype=torch.int8, device=logits.device)
-    block = _BLOCK_TWO_PASSES if coef is not None and options.softcap is None else _BLOCK
-    block = min(block, triton.next_power_of_2(logits.shape[1]))
-    _cross_entropy_kernel[(rows,)](
-        *(logits, target, coef, loss, lse, entropy, correct),
-        *(V, logits.shape[1], options.ignore_index),
-        *(options.z_loss, options.label_smoothing, options.softcap or 0.0),
-        SMOOTHED=options.label_smoothing != 0,
-        SOFTCAPPED=options.softcap is not None,
-        GRAD=coef is not None,
-        STATS=stats,
-        BLOCK=block,
-        num_warps=warps(block // _VALUES_PER_LANE, logits.device),
-    )
-    return (loss, lse, entropy, correct.view(torch.bool)) if stats else (loss,)
-
-
-def _softmax_(y: Tensor) -> tuple[Tensor, Tensor]:  # (rows, V) -> (rows,), (rows,)
-    """Softmax in place; the greatest y of a row, and the logarithm of the sum of exp(y - greatest)."""
-    if y.dtype == torch.float32 and not native.missing():
-        top, total = native.softmax_rows(y)
-        return top, total.log()
-    top = y.amax(1)
-    torch.softmax(y, 1, out=y)  # one call takes 0.6 of the time of sub, exp, sum and mul
-    return top, -y.amax(1).log()  # the largest share is one over the sum
-
-
-def rows_torch(
-    logits: Tensor,  # (rows, V padded); destroyed
-    V: int,
-    target: Tensor,  # (rows,)
-    options: Options,
-    *,
-    grad: bool,  # logits become their gradient
-    stats: bool,
-) -> tuple[Tensor, ...]:
-    """The same in place with torch's own passes. The gradient is that of the loss itself: without factors of rows."""
-    y = logits[:, :V]
-    ignored = target == options.ignore_index
-    index = target.long().masked_fill(ignored, 0).unsqueeze(1)
-    slope = None
-    if options.softcap is not None:
-        y.div_(options.softcap).tanh_()
-        slope = torch.square(y).neg_().add_(1) if grad else None
-        y.mul_(options.softcap)
-
-    picked = y.gather(1, index).squeeze(1)
-    mean = y.mean(1) if options.label_smoothing else picked
-    best = y.argmax(1) if stats else None
-    below = y - y.amax(1, keepdim=True) if stats else None
-    top, log_total = _softmax_(y)
-    p, lse = y, top + log_total
-    loss = log_total + (top - picked) + options.label_smoothing * (picked - mean) + options.z_loss * lse.square()
-
-    entropy = log_total - (p * below).sum(1) if below is not None else None
-    if grad:
-        if options.z_loss:
-            p.mul_((1 + 2 * options.z_loss * lse).unsqueeze(1))
-        if options.label_smoothing:
-            p.sub_(options.label_smoothing / V)
-        p.scatter_add_(1, index, torch.full_like(picked, options.label_smoothing - 1).unsqueeze(1))
-        if slope is not None:
-            p.mul_(slope)
-        p.index_fill_(0, ignored.nonzero().squeeze(1), 0)  # exactly zero even where an ignored row is not finite
-    loss.masked_fill_(ignored, 0)
-    if best is None or entropy is None:
-        return (loss,)
-    correct = (best == index.squeeze(1)) & ~ignored
-    return loss, lse.masked_fill_(ignored, 0), entropy.masked_fill_(ignored, 0), correct

@@ -1,6 +1,6 @@
-"""Who takes part, by op. All take the op's inputs by name and return what its reference returns.
+"""The implementations of each op, ours and the baselines: functions of the op's inputs with its reference's outputs.
 
-A contender is made when its turn comes: only then is a package imported, or something compiled.
+An implementation is made when it is first run: only then is a package imported, or something compiled.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from torch import Tensor
 import fasttrain_kernels as ft
 from bench.kernels.ops import EPS, OPS
 
-OURS, BASELINE = "fasttrain", "eager"
-OURS_COMPILED = "fasttrain, compiled"  # on a CPU streaming ops dissolve into the compiler's loops: how a run has them
+OURS, EAGER = "fasttrain", "eager"
+OURS_COMPILED = "fasttrain, compiled"  # on a CPU the compiler fuses streaming ops: as in a training run
 STREAMING = ("rms_norm", "add_rms_norm", "qk_norm_rope", "swiglu")
 Function = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contender:
+class Implementation:
     make: Callable[[], Function]
-    package: str = ""  # to be installed
+    package: str = ""  # that it needs
     gpu_only: bool = False
     half_only: bool = False
 
     def missing(self, device: str, dtype: torch.dtype) -> str:
-        """Why it cannot take part; "" if it can."""
+        """Return why it cannot run here; "" if it can."""
         if self.gpu_only and device != "cuda":
             return f"{self.package} needs a GPU"
         if self.package and importlib.util.find_spec(self.package) is None:
-            return f"{self.package} is not installed: pip install -c constraints.txt -e '.[rivals]'"
+            return f"{self.package} is not installed: pip install -c constraints.txt -e '.[baselines]'"
         if self.half_only and dtype.itemsize != 2:
             return f"{self.package} takes 16-bit inputs only"
         return ""
 
 
-def contenders(op: str, device: str) -> dict[str, Contender]:
+def implementations(op: str, device: str) -> dict[str, Implementation]:
     eager = OPS[op].eager
     ours = attention if op == "attention" else getattr(ft, op)
     found = {
-        OURS: Contender(make=lambda: ours),
-        BASELINE: Contender(make=lambda: eager),
-        "compiled": Contender(make=lambda: torch.compile(eager, dynamic=False)),
+        OURS: Implementation(make=lambda: ours),
+        EAGER: Implementation(make=lambda: eager),
+        "compiled": Implementation(make=lambda: torch.compile(eager, dynamic=False)),
     }
     if device == "cpu" and op in STREAMING:
-        found[OURS_COMPILED] = Contender(make=lambda: torch.compile(ours, dynamic=False))
+        found[OURS_COMPILED] = Implementation(make=lambda: torch.compile(ours, dynamic=False))
     return found | _OTHERS.get(op, {})
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Our own kernel, not what "auto" picks: that may be SDPA, which is here by itself."""
+    """Our own kernel, not what "auto" picks: that may be SDPA, which is a baseline itself."""
     return ft.attention(q, k, v, backend="triton" if q.is_cuda else "auto")
 
 
@@ -122,12 +122,12 @@ def cut_cross_entropy() -> Function:
     return lambda hidden, weight, target: linear_cross_entropy(hidden, weight, target)
 
 
-def _torch(function: Function) -> dict[str, Contender]:
-    return {"torch": Contender(make=lambda: function)}
+def _torch(function: Function) -> dict[str, Implementation]:
+    return {"torch": Implementation(make=lambda: function)}
 
 
-def _liger(make: Callable[[], Function]) -> dict[str, Contender]:
-    return {"Liger": Contender(make=make, package="liger_kernel", gpu_only=True)}
+def _liger(make: Callable[[], Function]) -> dict[str, Implementation]:
+    return {"Liger": Implementation(make=make, package="liger_kernel", gpu_only=True)}
 
 
 _OTHERS = {
@@ -138,7 +138,7 @@ _OTHERS = {
     "linear_cross_entropy": _torch(torch_linear_cross_entropy)
     | _liger(liger_linear_cross_entropy)
     | {
-        "cut-cross-entropy": Contender(
+        "cut-cross-entropy": Implementation(
             make=cut_cross_entropy, package="cut_cross_entropy", gpu_only=True, half_only=True
         )
     },

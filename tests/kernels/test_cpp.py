@@ -12,9 +12,9 @@ from fasttrain_kernels import (
     attention,
     attention_backend,
     attention_reference,
+    cpp,
     explain_attention_backend,
     linear_cross_entropy,
-    native,
 )
 from fasttrain_kernels.testing import assert_accurate_over_seeds
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 def in_place(x):
     y = x.clone()
-    return y, *native.softmax_rows(y)
+    return y, *cpp.softmax_rows(y)
 
 
 def reference(x):
@@ -45,7 +45,7 @@ def test_softmax_leaves_the_padding_of_rows_alone(columns):
     padded = torch.randn(6, columns + 9)
     before, x = padded.clone(), padded[1:5, 2 : columns + 2]
     expected = reference(x.double())
-    top, total = native.softmax_rows(x)
+    top, total = cpp.softmax_rows(x)
     torch.testing.assert_close((x.double(), top.double(), total.double()), expected, atol=1e-6, rtol=1e-5)
     x.copy_(before[1:5, 2 : columns + 2])
     assert torch.equal(padded, before)
@@ -109,18 +109,18 @@ def tiny(tmp_path, monkeypatch):
     """A source that compiles in no time."""
     source = tmp_path / "tiny.cpp"
     source.write_text("")
-    monkeypatch.setattr(native, "_SOURCES", [source])
+    monkeypatch.setattr(cpp, "_SOURCES", [source])
     return source
 
 
 def forget():
-    native._missing.cache_clear()
-    native._library.cache_clear()
+    cpp._missing.cache_clear()
+    cpp._library.cache_clear()
 
 
 def assert_works():
     q = torch.randn(1, 70, 2, 16)
-    torch.testing.assert_close(attention(q, q, q, backend="native"), attention_reference(q, q, q), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(attention(q, q, q, backend="cpp"), attention_reference(q, q, q), atol=1e-5, rtol=1e-5)
 
 
 def loss_and_gradients():
@@ -131,22 +131,22 @@ def loss_and_gradients():
 
 
 def test_it_is_compiled_once(cache, monkeypatch):
-    assert native.missing() == ""
-    assert [path.name.split("-")[0] for path in cache.iterdir()] == ["native"]
+    assert cpp.missing() == ""
+    assert [path.name.split("-")[0] for path in cache.iterdir()] == ["cpp"]
     forget()
-    monkeypatch.setattr(native, "_built", None)
+    monkeypatch.setattr(cpp, "_built", None)
     assert_works()
 
 
 def test_another_source_is_another_library_and_so_are_other_options(cache, tiny, monkeypatch):
-    assert native.missing() == ""
+    assert cpp.missing() == ""
     tiny.write_text("int another;")
     forget()
-    assert native.missing() == ""
+    assert cpp.missing() == ""
     assert len(list(cache.iterdir())) == 2
-    monkeypatch.setattr(native, "_OPTIONS", [*native._OPTIONS, "-DANOTHER"])
+    monkeypatch.setattr(cpp, "_OPTIONS", [*cpp._OPTIONS, "-DANOTHER"])
     forget()
-    assert native.missing() == ""
+    assert cpp.missing() == ""
     assert len(list(cache.iterdir())) == 3
 
 
@@ -154,24 +154,24 @@ def test_without_a_compiler_ops_take_torch(cache, tmp_path, monkeypatch):
     expected = loss_and_gradients()
     forget()
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert native.missing() == "there is no C++ compiler (g++)"
+    assert cpp.missing() == "there is no C++ compiler (g++)"
     torch.testing.assert_close(loss_and_gradients(), expected)
     q = torch.randn(1, 70, 2, 16)
     assert attention_backend(q, q, q) == "sdpa"
     assert attention_backend(q, q, q, window=9) == "blocked"
     torch.testing.assert_close(attention(q, q, q, window=9), attention_reference(q, q, q, window=9))
-    with pytest.raises(ValueError, match=r'"native" cannot do this \(there is no C\+\+ compiler \(g\+\+\)\)'):
-        attention(q, q, q, backend="native")
+    with pytest.raises(ValueError, match=r'"cpp" cannot do this \(there is no C\+\+ compiler \(g\+\+\)\)'):
+        attention(q, q, q, backend="cpp")
 
 
 def test_a_compiler_that_is_asked_for_is_not_replaced_by_another(cache, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler -O1")
-    assert native.missing() == "there is no C++ compiler (CXX=no-such-compiler)"
+    assert cpp.missing() == "there is no C++ compiler (CXX=no-such-compiler)"
 
 
 def test_cxx_may_have_arguments(cache, monkeypatch):
     monkeypatch.setenv("CXX", "env g++ -g0")
-    assert native.missing() == ""
+    assert cpp.missing() == ""
     assert_works()
 
 
@@ -180,10 +180,10 @@ def test_what_a_failing_compiler_says(cache, tmp_path, monkeypatch):
     compiler.write_text("#!/bin/sh\necho 'attention.cpp:12: error: struct {x} is too modern' >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    message = f"{compiler} cannot compile fasttrain_kernels/native: attention.cpp:12: error: struct {{x}} is too modern"
-    assert native.missing() == message
+    message = f"{compiler} cannot compile fasttrain_kernels/cpp: attention.cpp:12: error: struct {{x}} is too modern"
+    assert cpp.missing() == message
     q = torch.randn(1, 70, 2, 16)
-    assert explain_attention_backend(q, q, q)["native"] == message
+    assert explain_attention_backend(q, q, q)["cpp"] == message
     assert attention_backend(q, q, q) == "sdpa"
     assert list(cache.iterdir()) == []
 
@@ -192,19 +192,19 @@ def test_a_cache_that_cannot_be_written_costs_only_time(cache, tmp_path, monkeyp
     (tmp_path / "file").touch()
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(native.tempfile, "tempdir", str(tmp_path / "tmp"))
-    assert native.missing() == ""
+    monkeypatch.setattr(cpp.tempfile, "tempdir", str(tmp_path / "tmp"))
+    assert cpp.missing() == ""
     assert_works()
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_a_library_that_cannot_be_loaded_is_missing(cache, tiny):
-    assert native.missing() == ""
+    assert cpp.missing() == ""
     (built,) = cache.iterdir()
     built.unlink()  # not written to: it is in use
     built.write_bytes(b"no library")
     forget()
-    assert str(built) in native.missing()
+    assert str(built) in cpp.missing()
 
 
 def test_nobody_has_a_home(cache, monkeypatch):
@@ -213,11 +213,11 @@ def test_nobody_has_a_home(cache, monkeypatch):
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", home)
-    assert native.missing() == "Could not determine home directory."
+    assert cpp.missing() == "Could not determine home directory."
 
 
 def test_two_processes_compile_at_once(cache):
-    script = "from fasttrain_kernels import native; print(native.missing() or 'works')"
+    script = "from fasttrain_kernels import cpp; print(cpp.missing() or 'works')"
     environment = os.environ | dict(PYTHONPATH=str(ROOT / "kernels"))
     started = [
         subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
@@ -240,6 +240,6 @@ def test_a_wheel_has_the_sources(monkeypatch):
         Path(directory, name)
         for package, directory, _, names in build.data_files
         for name in names
-        if package == "fasttrain_kernels.native"
+        if package == "fasttrain_kernels.cpp"
     }
-    assert {Path(ROOT, file) for file in files} == set(native._SOURCES)
+    assert {Path(ROOT, file) for file in files} == set(cpp._SOURCES)

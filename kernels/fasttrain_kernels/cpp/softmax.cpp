@@ -1,7 +1,7 @@
 // Softmax of rows in place, with what a loss needs of it.
 #include "simd.h"
 
-// x: (rows, cols), `stride` floats from row to row. top: the greatest of a row; total: the sum of exp(x - top).
+// x: (rows, cols), `stride` floats from row to row. top: the maximum of a row; total: the sum of exp(x - top).
 extern "C" void softmax_rows(float* x, int64_t rows, int64_t cols, int64_t stride, float* top, float* total,
                              int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)

@@ -1,8 +1,8 @@
 // C = A B or C += A B in float32, of matrices with any strides.
 //
-// Pieces of A and B are packed into panels: six rows of A, sixteen columns of B, element by element in the order in
-// which tiles take them. A panel of B stays in the first cache while all of A's that are packed pass by, those in the
-// second, and what is packed of B in the third.
+// Chunks of A and B are packed into panels: six rows of A, sixteen columns of B, element by element in the order in
+// which tiles take them. A panel of B stays in L1 while all packed panels of A pass by, those in L2, and what is packed
+// of B in L3.
 //
 //     for columns of B, BAND at a time
 //         for their depth, DEPTH at a time           pack B
@@ -15,8 +15,8 @@
 
 #include "tile.h"
 
-constexpr int64_t DEPTH = 192;  // x COLUMNS floats: 12 KB of a first cache of 32; more would be faster, and round more
-constexpr int64_t BLOCK = 192;  // x DEPTH: 147 KB of a second one of 512
+constexpr int64_t DEPTH = 192;  // x COLUMNS floats: 12 KB of an L1 of 32; more would be faster, and round more
+constexpr int64_t BLOCK = 192;  // x DEPTH: 147 KB of an L2 of 512
 constexpr int64_t BAND = 2048;  // x DEPTH: 1.5 MB
 
 struct Matrix {
@@ -84,7 +84,7 @@ void tile_of(int64_t rows, int64_t columns, int64_t depth, const float* a, const
             C[i * ldc + j] = add ? C[i * ldc + j] + c[i * COLUMNS + j] : c[i * COLUMNS + j];
 }
 
-void multiply(int64_t M, int64_t N, int64_t K, const Matrix& A, const Matrix& B, float* C, int64_t ldc, bool add) {
+void matmul_serial(int64_t M, int64_t N, int64_t K, const Matrix& A, const Matrix& B, float* C, int64_t ldc, bool add) {
     if (!M) return;
     static thread_local const Packed packed;
     const int64_t parts = (K + DEPTH - 1) / DEPTH, step = (K + parts - 1) / parts;
@@ -111,9 +111,9 @@ int64_t share(int64_t size, int64_t part, int64_t parts, int64_t unit) {  // whe
 
 }  // namespace
 
-// A: (M, K), B: (K, N), C: (M, N) with rows side by side; K at least 1
-extern "C" void product(int64_t M, int64_t N, int64_t K, const Matrix* A, const Matrix* B, float* C, int64_t ldc,
-                        int add, int threads) {
+// A: (M, K), B: (K, N), C: (M, N) with contiguous rows; K at least 1
+extern "C" void matmul(int64_t M, int64_t N, int64_t K, const Matrix* A, const Matrix* B, float* C, int64_t ldc,
+                       int add, int threads) {
     int down = 1;  // so many parts of the rows, the others of the columns: those with which a thread packs the least
     for (int parts = 2; parts <= threads; parts++)
         if (threads % parts == 0 && M / parts + N / (threads / parts) < M / down + N / (threads / down)) down = parts;
@@ -123,6 +123,6 @@ extern "C" void product(int64_t M, int64_t N, int64_t K, const Matrix* A, const 
         const int64_t top = share(M, part / across, down, ROWS), bottom = share(M, part / across + 1, down, ROWS);
         const int64_t left = share(N, part % across, across, COLUMNS);
         const int64_t right = share(N, part % across + 1, across, COLUMNS);
-        multiply(bottom - top, right - left, K, A->from(top, 0), B->from(0, left), C + top * ldc + left, ldc, add);
+        matmul_serial(bottom - top, right - left, K, A->from(top, 0), B->from(0, left), C + top * ldc + left, ldc, add);
     }
 }

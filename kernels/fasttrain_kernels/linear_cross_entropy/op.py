@@ -1,7 +1,8 @@
 """The registered torch ops, their gradients, and the public functions.
 
 "mean" and "sum" compute both gradients in forward, and backward only multiplies them by the upstream scalar, in place.
-"none" knows its upstream gradients in backward only: its forward computes the loss alone, its backward sweeps again.
+"none" knows its upstream gradients only in backward: its forward computes the loss alone, its backward repeats the
+chunked forward with gradients.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from torch import Tensor
 
 from fasttrain_kernels._checks import autocast_dtype, check_tensors, shape
 from fasttrain_kernels._registration import register, runs_triton
-from fasttrain_kernels.linear_cross_entropy.reference import TokenStats
-from fasttrain_kernels.linear_cross_entropy.rows import Options
-from fasttrain_kernels.linear_cross_entropy.sweep import dweight_dtype, sweep, wide_dtype
+from fasttrain_kernels.linear_cross_entropy.chunked import chunked_forward
+from fasttrain_kernels.linear_cross_entropy.chunks import dweight_dtype, wide_dtype
+from fasttrain_kernels.linear_cross_entropy.reference import LossOptions, TokenStats
 
 _OP = "linear_cross_entropy"
 _OPTIONS = "int ignore_index, float z_loss, float label_smoothing, float? softcap"
@@ -44,27 +45,27 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if not use_triton:
         _check_targets(target, weight.shape[0], ignore_index)
-    options = Options(ignore_index, z_loss, label_smoothing, softcap)
+    options = LossOptions(ignore_index, z_loss, label_smoothing, softcap)
     counted = _token_weights(target, token_weight, ignore_index, wide_dtype(hidden.dtype))
-    # A mean's factor multiplies float32 sums. Gradients of 16 bits may be rounded as sums: theirs comes before.
+    # The mean's factor is applied to float32 sums. In 16 bits the sums may be rounded themselves: it comes before them.
     early = mean and hidden.dtype.itemsize == 2
     with torch.autocast(hidden.device.type, enabled=False):  # the matmuls' dtypes are chosen here
-        swept = sweep(
+        chunked = chunked_forward(
             *(hidden, weight, target, options),
             use_triton=use_triton,
             coef=_averaged(counted, counted) if early else counted,
             need_dhidden=need_dhidden,
             need_dweight=need_dweight,
         )
-    loss = (swept.rows[0] * counted).sum(dtype=torch.float64)
+    loss = (chunked.tokens[0] * counted).sum(dtype=torch.float64)
     if mean:
         loss = loss / counted.sum()
-    scale = _averaged(swept.unit, counted) if mean and not early else swept.unit
-    return loss.to(counted.dtype), swept.dhidden, swept.dweight, scale
+    scale = _averaged(chunked.grad_scale, counted) if mean and not early else chunked.grad_scale
+    return loss.to(counted.dtype), chunked.dhidden, chunked.dweight, scale
 
 
 def _averaged(x: Tensor, counted: Tensor) -> Tensor:
-    """Without a single counted token the mean is 0/0, a NaN as in F.cross_entropy, but the gradients are zero."""
+    """x / the number of counted tokens. Without any, the mean is NaN as in F.cross_entropy, but gradients are zero."""
     denominator = counted.sum()
     return torch.where(denominator == 0, 0, x / denominator)
 
@@ -72,12 +73,13 @@ def _averaged(x: Tensor, counted: Tensor) -> Tensor:
 def _fake(hidden: Tensor, weight: Tensor, target: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *_, need_dhidden, need_dweight = options
     empty = partial(torch.empty, device=hidden.device)
-    M, H = hidden.shape
+    (M, H), V = hidden.shape, weight.shape[0]
     wide = wide_dtype(hidden.dtype)
+    summed = dweight_dtype(M, H, V, hidden.dtype, weight.dtype, runs_triton(hidden))
     return (
         empty((), dtype=wide),
         empty((M if need_dhidden else 0, H), dtype=wide),
-        empty((weight.shape[0] if need_dweight else 0, H), dtype=dweight_dtype(hidden, weight, runs_triton(hidden))),
+        empty((V if need_dweight else 0, H), dtype=summed),
         empty((), dtype=wide),
     )
 
@@ -126,7 +128,7 @@ def _tokens(
     if not use_triton:
         _check_targets(target, weight.shape[0], options[0])
     with torch.autocast(hidden.device.type, enabled=False):
-        loss = sweep(hidden, weight, target, Options(*options), use_triton=use_triton).rows[0]
+        loss = chunked_forward(hidden, weight, target, LossOptions(*options), use_triton=use_triton).tokens[0]
     return loss if token_weight is None else loss * _token_weights(target, token_weight, options[0], loss.dtype)
 
 
@@ -142,16 +144,16 @@ def _tokens_backward(
     *loss_options, need_dhidden, need_dweight = options
     wide = wide_dtype(hidden.dtype)
     with torch.autocast(hidden.device.type, enabled=False):
-        swept = sweep(
-            *(hidden, weight, target, Options(*loss_options)),
+        chunked = chunked_forward(
+            *(hidden, weight, target, LossOptions(*loss_options)),
             use_triton=use_triton,
             coef=dout.to(wide) * _token_weights(target, token_weight, loss_options[0], wide),
             need_dhidden=need_dhidden,
             need_dweight=need_dweight,
         )
     return (
-        _finished(swept.dhidden, swept.unit, hidden.dtype),
-        _finished(swept.dweight, swept.unit, weight.dtype),
+        _finished(chunked.dhidden, chunked.grad_scale, hidden.dtype),
+        _finished(chunked.dweight, chunked.grad_scale, weight.dtype),
     )
 
 
@@ -181,7 +183,7 @@ def _stats(hidden: Tensor, weight: Tensor, target: Tensor, *options: Any, use_tr
     if not use_triton:
         _check_targets(target, weight.shape[0], options[0])
     with torch.autocast(hidden.device.type, enabled=False):
-        return sweep(hidden, weight, target, Options(*options), use_triton=use_triton, stats=True).rows
+        return chunked_forward(hidden, weight, target, LossOptions(*options), use_triton=use_triton, stats=True).tokens
 
 
 def _stats_fake(hidden: Tensor, weight: Tensor, target: Tensor, *options: Any) -> tuple[Tensor, ...]:
@@ -238,7 +240,7 @@ def linear_cross_entropy(
     token_weight: Tensor | None = None,  # (...)
     reduction: str = "mean",
 ) -> Tensor:  # () or, with reduction="none", (...); float32 for 16-bit operands
-    """Cross entropy of hidden @ weight.T, whose logits are never held; gradients are computed in the same sweep.
+    """Cross entropy of hidden @ weight.T, in chunks that never hold all logits; forward computes the gradients too.
 
     A token whose target is `ignore_index` has no loss and no gradient. `token_weight` multiplies the loss of a token,
     and the mean is the weighted one. `z_loss` adds z_loss * lse^2. `softcap` bounds logits: softcap * tanh(y/softcap).

@@ -1,4 +1,4 @@
-"""What launches did: bytes per argument, FLOPs, special functions; and the errors that end a launch."""
+"""Counts of launches: bytes per argument, FLOPs, special functions; and the errors that end a launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form in C++ against the specification in float64; what it may not depend on; and its other builds."""
+"""The implementation in C++ against the specification in float64; what it may not depend on; and its other builds."""
 
 import contextlib
 from functools import partial
@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain_kernels import native
+from fasttrain_kernels import cpp
 from fasttrain_kernels.attention import attention, attention_reference
 from fasttrain_kernels.attention.reference import visible_keys
 from fasttrain_kernels.testing import assert_accurate, assert_accurate_over_seeds
 from tests.kernels.numbers import cases
 
-by_native = partial(attention, backend="native")
+by_cpp = partial(attention, backend="cpp")
 
 
 def leaves(batch, queries, keys, heads, kv_heads, dim, layout="contiguous"):
@@ -77,9 +77,9 @@ def problems(draw, longest=200):
 
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(problem=problems())
-def test_native_form_is_the_reference(problem):
+def test_cpp_implementation_is_the_reference(problem):
     tensors, views, dout, options = problem
-    actual = results(by_native, tensors, views, dout, **options)
+    actual = results(by_cpp, tensors, views, dout, **options)
     expected = results(attention_reference, in_double(tensors), views, dout, **options)
     torch.testing.assert_close([x.double() for x in actual], list(expected), atol=2e-5, rtol=1e-4)
 
@@ -93,20 +93,20 @@ def test_native_form_is_the_reference(problem):
         (dict(queries=200, keys=63, size=3.0), {}),
     ],
 )
-def test_native_form_is_as_accurate_as_eager(shapes, options, make, eager):
-    assert_accurate(by_native, attention_reference, make(**shapes) | options, eager=eager)
+def test_cpp_implementation_is_as_accurate_as_eager(shapes, options, make, eager):
+    assert_accurate(by_cpp, attention_reference, make(**shapes) | options, eager=eager)
 
 
 def test_documents_see_only_themselves(make, cu_seqlens, eager):
     inputs = make(batch=2, queries=200, heads=3) | dict(cu_seqlens=cu_seqlens)
-    assert_accurate(by_native, attention_reference, inputs, eager=eager)
+    assert_accurate(by_cpp, attention_reference, inputs, eager=eager)
 
 
 @pytest.mark.parametrize("shapes", [dict(queries=300, heads=16), dict(queries=700, heads=1)])
 def test_long_sums_are_as_accurate_as_eager(shapes):
     """Of dk and dv, over all queries of all heads of a group: in one chain, they round up to 15 times as much."""
     assert_accurate_over_seeds(
-        by_native,
+        by_cpp,
         attention_reference,
         partial(cases.qkv, torch.float32, causal=False, **shapes),
         seeds=range(4),
@@ -120,7 +120,7 @@ def test_long_sums_are_as_accurate_as_eager(shapes):
 )
 def test_a_query_that_sees_nothing_gives_zeros(queries, keys, options, make):
     inputs = make(queries=queries, keys=keys)
-    out = by_native(**inputs, **options)
+    out = by_cpp(**inputs, **options)
     dq, dk, dv = torch.autograd.grad(out, list(inputs.values()), torch.randn_like(out))
     seen = visible_keys(queries, keys, options.get("causal", True), options.get("window"), None, out.device)
     blind = ~seen.any(1)
@@ -141,7 +141,7 @@ def test_nan_and_inf_reach_the_outputs_that_see_them(options, token, name, value
     if "cu_seqlens" in options:
         options = dict(cu_seqlens=torch.tensor(options["cu_seqlens"], dtype=torch.int32))
     inputs[name][0, token, 1, 3] = value
-    actual, expected = by_native(**inputs, **options), attention_reference(**inputs, **options)
+    actual, expected = by_cpp(**inputs, **options), attention_reference(**inputs, **options)
     if name != "v":
         assert torch.equal(actual.isfinite(), expected.isfinite())
         return
@@ -159,10 +159,10 @@ def test_nan_stays_in_its_sequence_and_group(options, name, make):
     """Though buffers are used again: for the second group of the first sequence, and both of the second."""
     inputs = make(batch=2, queries=140, heads=4, kv_heads=2)
     tensors, dout = list(inputs.values()), torch.randn(2, 140, 4, 16)
-    clean = results(by_native, tensors, lambda *x: x, dout, **options)
+    clean = results(by_cpp, tensors, lambda *x: x, dout, **options)
     with torch.no_grad():
         (inputs | dict(dout=dout))[name][0, :, 0] = torch.nan
-    spoiled = results(by_native, tensors, lambda *x: x, dout, **options)
+    spoiled = results(by_cpp, tensors, lambda *x: x, dout, **options)
     for x, y in zip(clean, spoiled, strict=True):
         assert torch.equal(x[1], y[1])
         assert torch.equal(x[0, :, x.shape[2] // 2 :], y[0, :, x.shape[2] // 2 :])
@@ -174,7 +174,7 @@ def test_threads_and_runs_change_no_bit(make):
 
     def run(threads):
         torch.set_num_threads(threads)
-        return results(by_native, list(inputs.values()), lambda *x: x, dout)
+        return results(by_cpp, list(inputs.values()), lambda *x: x, dout)
 
     before = torch.get_num_threads()
     try:
@@ -189,16 +189,16 @@ def test_threads_and_runs_change_no_bit(make):
 def test_frozen_operands(wanted, make):
     inputs = make(queries=100)
     dout = torch.randn(1, 100, 2, 16)
-    full = dict(zip("qkv", results(by_native, list(inputs.values()), lambda *x: x, dout)[1:], strict=True))
+    full = dict(zip("qkv", results(by_cpp, list(inputs.values()), lambda *x: x, dout)[1:], strict=True))
     inputs = {name: x.detach().requires_grad_(name in wanted) for name, x in inputs.items()}
-    grads = torch.autograd.grad(by_native(**inputs), [inputs[name] for name in wanted], dout)
+    grads = torch.autograd.grad(by_cpp(**inputs), [inputs[name] for name in wanted], dout)
     assert all(map(torch.equal, grads, (full[name] for name in wanted)))
 
 
 @pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 4, 4), (2, 0, 0), (2, 0, 70), (2, 70, 0)])
 def test_empty_tensors(batch, queries, keys, make):
     inputs = make(batch=batch, queries=queries, keys=keys)
-    out, *grads = results(by_native, list(inputs.values()), lambda *x: x, torch.ones(batch, queries, 2, 16))
+    out, *grads = results(by_cpp, list(inputs.values()), lambda *x: x, torch.ones(batch, queries, 2, 16))
     assert out.shape == inputs["q"].shape
     assert not out.any()
     for x, grad in zip(inputs.values(), grads, strict=True):
@@ -231,9 +231,9 @@ SHAPES = [
 def test_every_element_of_every_output_is_written(shapes, options, make):
     inputs = make(batch=2, **shapes)
     tensors, dout = list(inputs.values()), torch.randn_like(inputs["q"])
-    expected = results(by_native, tensors, lambda *x: x, dout, **options)
+    expected = results(by_cpp, tensors, lambda *x: x, dout, **options)
     with uninitialized_memory_is_nan():
-        actual = results(by_native, tensors, lambda *x: x, dout, **options)
+        actual = results(by_cpp, tensors, lambda *x: x, dout, **options)
     assert all(map(torch.equal, actual, expected))
 
 
@@ -250,17 +250,17 @@ BUILDS = {"this processor": [], "registers of AVX-512": ["-DWIDE"], "any x86": [
 @pytest.mark.parametrize("extra", BUILDS.values(), ids=BUILDS)
 def test_every_build_is_the_reference_and_reads_what_it_wrote(extra, make, tmp_path, monkeypatch):
     """With buffers full of NaN, and the vectors of other processors, which the compiler makes of several registers."""
-    if extra == ["-march=x86-64"] and native.platform.machine() != "x86_64":
+    if extra == ["-march=x86-64"] and cpp.platform.machine() != "x86_64":
         pytest.skip("another kind of processor")
     header = tmp_path / "poison.h"
     header.write_text(POISON)
-    monkeypatch.setattr(native, "_OPTIONS", [*native._OPTIONS, *extra, "-include", str(header)])
-    library = native._built(native._compiler(), tmp_path / "native.so")
-    monkeypatch.setattr(native, "_library", lambda: library)
+    monkeypatch.setattr(cpp, "_OPTIONS", [*cpp._OPTIONS, *extra, "-include", str(header)])
+    library = cpp._built(cpp._compiler(), tmp_path / "cpp.so")
+    monkeypatch.setattr(cpp, "_library", lambda: library)
     for (shapes, options), heads in product(SHAPES, (1, 3)):
         inputs = make(batch=2, heads=heads, **shapes)
         tensors, dout = list(inputs.values()), torch.randn_like(inputs["q"])
-        actual = results(by_native, tensors, lambda *x: x, dout, **options)
+        actual = results(by_cpp, tensors, lambda *x: x, dout, **options)
         expected = results(attention_reference, in_double(tensors), lambda *x: x, dout, **options)
         torch.testing.assert_close([x.double() for x in actual], list(expected), atol=2e-5, rtol=1e-4)
 
@@ -268,10 +268,10 @@ def test_every_build_is_the_reference_and_reads_what_it_wrote(extra, make, tmp_p
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_the_default_dtype_is_not_taken(dtype, make):
     inputs = make(queries=70)
-    expected = results(by_native, list(inputs.values()), lambda *x: x, torch.ones(1, 70, 2, 16))
+    expected = results(by_cpp, list(inputs.values()), lambda *x: x, torch.ones(1, 70, 2, 16))
     torch.set_default_dtype(dtype)
     try:
-        actual = results(by_native, list(inputs.values()), lambda *x: x, torch.ones(1, 70, 2, 16))
+        actual = results(by_cpp, list(inputs.values()), lambda *x: x, torch.ones(1, 70, 2, 16))
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(map(torch.equal, actual, expected))

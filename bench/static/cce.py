@@ -1,6 +1,6 @@
-"""Linear cross-entropy of cut-cross-entropy: pip install -e '.[rivals]'.
+"""Linear cross-entropy of cut-cross-entropy: pip install -e '.[baselines]'.
 
-Its kernels hold the logits in registers and never write them; the matrix products are in the kernels. Its gradient
+Its kernels hold the logits in registers and never write them; the matmuls are in the kernels. Its gradient
 filter skips blocks by their values, which no static analysis knows: it is off, so that these are figures of the whole
 work. B tokens, V vocabulary, D features.
 
@@ -73,8 +73,8 @@ def _tilings(itemsize: int) -> dict[str, Callable[[Sizes], Tiling]]:
     return {"_cce_lse_forward_kernel": _forward, "_cce_backward_kernel": partial(_backward, itemsize=itemsize)}
 
 
-CUT = [Case("cut-cross-entropy", shape, _run, locks=True, tilings=_tilings(2)) for shape in LINEAR]
-CUT += [
+CCE = [Case("cut-cross-entropy", shape, _run, locks=True, tilings=_tilings(2)) for shape in LINEAR]
+CCE += [
     Case(
         "cut-cross-entropy, fp32",
         shape,

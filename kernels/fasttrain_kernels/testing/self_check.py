@@ -1,9 +1,9 @@
-"""A tour of the ops: each one forward and backward against its reference, as a table.
+"""The self-check: every op forward and backward against its reference, as a table.
 
-    python -m fasttrain_kernels.testing.tour
+    python -m fasttrain_kernels.testing.self_check
 
-On a GPU the Triton kernels run there. Without one, they run in the interpreter, and the CPU forms beside them. The exit
-code is 1 if an op is less accurate than eager PyTorch allows (see fasttrain_kernels.testing.accuracy).
+On a GPU the Triton kernels run there; without one, in the interpreter. CPU implementations are checked too. The exit
+code is 1 if an op is out of tolerance (see fasttrain_kernels.testing.accuracy).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from fasttrain_kernels.testing.accuracy import Comparison, compare
 
 
 @dataclass(frozen=True)
-class Case:
-    """One op with the inputs that the tour gives it."""
+class SelfCheckCase:
+    """One op with its inputs in the self-check."""
 
     name: str
     op: Callable[..., Any]
     reference: Callable[..., Any]
-    eager: Callable[..., Any]  # as one would write it in PyTorch: the measure of the error
+    eager: Callable[..., Any]  # as one would write it in PyTorch: its error sets the tolerance
     inputs: Callable[[Callable[..., Tensor]], dict[str, Any]]  # from a maker of random tensors
 
 
@@ -91,37 +91,37 @@ def _eager_linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor, 
 
 
 CASES = [
-    Case(
+    SelfCheckCase(
         "rms_norm",
         ft.rms_norm,
         ft.rms_norm_reference,
         lambda x, weight: F.rms_norm(x, x.shape[-1:], weight, 1e-6),
         lambda randn: dict(x=randn(32, 512), weight=randn(512)),
     ),
-    Case(
+    SelfCheckCase(
         "add_rms_norm",
         ft.add_rms_norm,
         ft.add_rms_norm_reference,
         _eager_add_rms_norm,
         lambda randn: dict(x=randn(32, 512), residual=randn(32, 512), weight=randn(512)),
     ),
-    Case("qk_norm_rope", ft.qk_norm_rope, ft.qk_norm_rope_reference, _eager_qk_norm_rope, _rotary),
-    Case(
+    SelfCheckCase("qk_norm_rope", ft.qk_norm_rope, ft.qk_norm_rope_reference, _eager_qk_norm_rope, _rotary),
+    SelfCheckCase(
         "attention, causal",
         ft.attention,
         ft.attention_reference,
         _sdpa,
         lambda randn: dict(q=randn(2, 80, 4, 32), k=randn(2, 80, 2, 32), v=randn(2, 80, 2, 32)),
     ),
-    Case("attention, documents", ft.attention, ft.attention_reference, _eager_attention, _documents),
-    Case(
+    SelfCheckCase("attention, documents", ft.attention, ft.attention_reference, _eager_attention, _documents),
+    SelfCheckCase(
         "linear_cross_entropy",
         ft.linear_cross_entropy,
         ft.linear_cross_entropy_reference,
         _eager_linear_cross_entropy,
         _head,
     ),
-    Case(
+    SelfCheckCase(
         "swiglu",
         ft.swiglu,
         ft.swiglu_reference,
@@ -132,8 +132,8 @@ CASES = [
 
 
 @dataclass(frozen=True)
-class Form:
-    """A way to run the ops: where, in which dtype, and inside which context."""
+class Implementation:
+    """A way to run the ops: device, dtype, and the context around the call."""
 
     name: str
     device: str
@@ -141,32 +141,32 @@ class Form:
     context: Callable[[], contextlib.AbstractContextManager[Any]]
 
 
-def forms() -> Iterator[Form]:
-    """The forms that this machine can run."""
+def implementations() -> Iterator[Implementation]:
+    """All implementations that this machine can run."""
     if not torch.cuda.is_available():
         from fasttrain_kernels.testing.interpreter import interpret
 
-        yield Form("Triton", "cpu", torch.bfloat16, interpret)
-        yield Form("Triton", "cpu", torch.float32, interpret)
-    yield from forms_of_a_run()
+        yield Implementation("Triton", "cpu", torch.bfloat16, interpret)
+        yield Implementation("Triton", "cpu", torch.float32, interpret)
+    yield from training_implementations()
 
 
-def forms_of_a_run() -> Iterator[Form]:
-    """Those that training uses here: nothing is interpreted, and no extra is needed."""
+def training_implementations() -> Iterator[Implementation]:
+    """The implementations that training uses here: nothing is interpreted, and no extra is needed."""
     if torch.cuda.is_available():
         for dtype in (torch.bfloat16, torch.float32):
-            yield Form("Triton", "cuda", dtype, contextlib.nullcontext)
-    yield Form("CPU", "cpu", torch.float32, contextlib.nullcontext)
+            yield Implementation("Triton", "cuda", dtype, contextlib.nullcontext)
+    yield Implementation("CPU", "cpu", torch.float32, contextlib.nullcontext)
 
 
-def run(case: Case, form: Form) -> list[Comparison]:
-    """The op in this form against its reference: outputs and gradients."""
+def run(case: SelfCheckCase, implementation: Implementation) -> list[Comparison]:
+    """Compare outputs and gradients of the op with its reference."""
     generator = torch.Generator().manual_seed(0)
 
     def randn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(form.device, form.dtype).requires_grad_()
+        return torch.randn(shape, generator=generator).to(implementation.device, implementation.dtype).requires_grad_()
 
-    with form.context():
+    with implementation.context():
         return compare(case.op, case.reference, case.inputs(randn), eager=case.eager)
 
 
@@ -178,43 +178,41 @@ def main(argv: list[str] | None = None) -> int:
     if not cases:
         parser.error(f"no op is called {', '.join(wanted)}; there are {', '.join(case.name for case in CASES)}")
     console = Console()
-    table = Table(
-        title="Greatest error, as a share of the allowed", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False
-    )
-    for column in ("op", "form", "dtype", "forward", "gradients", "verdict"):
+    table = Table(title="Max error (share of tolerance)", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for column in ("op", "impl", "dtype", "forward", "gradients", "result"):
         table.add_column(column, justify="right" if column in ("forward", "gradients") else "left", no_wrap=True)
-    wrong = 0
-    pairs = [(case, form) for case in cases for form in forms()]
-    for i, (case, form) in enumerate(track(pairs, "comparing", console=console, transient=True)):
-        results = run(case, form)
-        wrong += (ok := all(c.ok for c in results)) is False
+    failed = 0
+    pairs = [(case, implementation) for case in cases for implementation in implementations()]
+    for i, (case, implementation) in enumerate(track(pairs, "comparing", console=console, transient=True)):
+        results = run(case, implementation)
+        failed += (ok := all(c.ok for c in results)) is False
         outputs = [c for c in results if c.name.startswith("output")]
         gradients = [c for c in results if c not in outputs]
         table.add_row(
             case.name if i == 0 or pairs[i - 1][0] is not case else "",
-            form.name,
-            _SHORT[form.dtype],
+            implementation.name,
+            _SHORT[implementation.dtype],
             _share(outputs),
             _share(gradients),
-            "[green]right" if ok else "[red]WRONG",
+            "[green]OK" if ok else "[red]FAILED",
             end_section=i + 1 == len(pairs) or pairs[i + 1][0] is not case,
         )
     console.print(table)
-    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "interpreted on the CPU, for want of a GPU"
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "interpreted on the CPU: there is no GPU"
     console.print(
-        f"Triton kernels ({where}) and CPU forms against their references in float64. Allowed is twice the error of "
-        "eager PyTorch in the same dtype, plus one rounding. "
-        + ("[green]Every op is right." if not wrong else f"[red]{wrong} of {len(pairs)} comparisons are wrong.")
+        f"Triton kernels ({where}) and CPU implementations against their references in float64. The tolerance is twice "
+        "the error of eager PyTorch in the same dtype, plus one rounding. "
+        + ("[green]All ops OK." if not failed else f"[red]{failed} of {len(pairs)} comparisons failed.")
     )
-    return 1 if wrong else 0
+    return 1 if failed else 0
 
 
 _SHORT = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
 def _share(comparisons: list[Comparison]) -> str:
-    worst = max(comparisons, key=lambda c: c.error / c.allowed)
-    return f"{worst.error:.0e} ({worst.error / worst.allowed:4.0%})"
+    worst = max(comparisons, key=lambda c: c.error / c.tolerance)
+    return f"{worst.error:.0e} ({worst.error / worst.tolerance:4.0%})"
 
 
 if __name__ == "__main__":
