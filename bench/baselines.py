@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -36,7 +37,7 @@ def fasttrain(vocab: int, parallel: Parallel = Parallel()) -> Step:  # noqa: B00
     """Our step as the trainer runs it, with an allocator that keeps its memory."""
     keep_freed_memory()
     model = decoder(vocab)
-    alone = SimpleNamespace(world=1, dtype=torch.float32)
+    alone: Any = SimpleNamespace(world=1, dtype=torch.float32)
     distribute(model, parallel, alone, compiled=True)
     optimizer = make_optimizer(model, OPTIM, torch.device("cpu"))
     inputs, targets = batch(vocab)
@@ -200,7 +201,7 @@ class Plain(nn.Module):
 
     def __init__(self, vocab: int) -> None:
         super().__init__()
-        self.model = nn.Module()
+        self.model: Any = nn.Module()
         self.model.embed_tokens = nn.Embedding(vocab, MODEL.hidden)
         self.model.layers = nn.ModuleList(PlainLayer() for _ in range(MODEL.layers))
         self.model.norm = nn.RMSNorm(MODEL.hidden, eps=MODEL.norm_eps)

@@ -57,7 +57,7 @@ class InterleavedRuns:
                 self.losses[name].append(loss)
 
     def speed(self, name: str, against: str) -> dict[str, float]:
-        """How often a step of `name` fits into one of `against`: median, min and max over all rounds."""
+        """The speed of `name` as a multiple of that of `against`: median, min and max over all rounds."""
         ratios = [b / a for a, b in zip(self.seconds[name], self.seconds[against], strict=True)]
         return {f"x {against}": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
 

@@ -1,4 +1,4 @@
-"""Where and with what a benchmark ran: hardware, versions, and the source down to uncommitted changes."""
+"""The environment of a benchmark: hardware, versions, and the source down to uncommitted changes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _git(root: Path, *arguments: str) -> bytes:
 
 
 def _processor() -> str:
-    """With family and model where Linux tells: a virtual machine's processor may be called just "AMD EPYC"."""
+    """Name the processor, with family and model if known: in a virtual machine it may be just "AMD EPYC"."""
     name = device_name(torch.device("cpu"))
     try:
         text = Path("/proc/cpuinfo").read_text()

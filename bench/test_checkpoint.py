@@ -1,4 +1,4 @@
-"""How long training stands still for a checkpoint: written in the background, and while it waits."""
+"""The stall of training by a checkpoint, saved in the background or not."""
 
 import statistics
 import sys
@@ -7,7 +7,7 @@ from bench.commands import finished_run
 from bench.figures import memory, ratio, seconds
 from fasttrain.checkpoint import list_checkpoints
 
-EVERY, STEPS = 4, 13  # the first of three saves allocates its staging memory, and is left out
+EVERY, STEPS = 4, 13  # the first of three saves allocates its staging memory, and is skipped
 MAX_STALL = 0.25  # of the time that training waits for a save that is not in the background
 MODEL = ["--model.layers", 6, "--model.hidden", 512, "--model.heads", 8, "--model.kv_heads", 8, "--model.ffn", 1536]
 BATCH = ["--data.sequence", 64, "--batch.sequences", 4, "--batch.micro", 4, "--batch.steps", STEPS, "--optim.warmup", 2]

@@ -1,4 +1,4 @@
-"""What data costs: building the default dataset, opening it, and the batches of a step from page cache on one core.
+"""The cost of data: building the default dataset, opening it, and the batches of a step from page cache on one core.
 
 Rates are of CPU time, which a busy machine disturbs least; the build is measured in wall time, as a user would.
 """
@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from bench.figures import rate, ratio, seconds
+from bench.figures import Figure, rate, ratio, seconds
 from fasttrain.allocator import keep_freed_memory
 from fasttrain.data import Batches, Component, Dataset, Prefetcher, standard_library
 
@@ -52,7 +52,7 @@ def test_the_default_dataset_is_built_in_seconds_and_opened_at_once(built, repor
 
 def test_batches_are_made_far_faster_than_anyone_trains(built, report):
     stream = Dataset(built[0]).split("train")
-    table = {}
+    table: dict[str, dict[str, Figure]] = {}
     for sequences, sequence in SHAPES:
         row = table[f"{sequences} x {sequence}"] = {}
         for document_mask in (False, True):
@@ -65,7 +65,7 @@ def test_batches_are_made_far_faster_than_anyone_trains(built, report):
 def test_a_mixture_is_as_fast(built, report):
     stream = Dataset(built[0]).split("train")
     mixture = [Component("half", stream, 0.5), Component("third", stream, 0.3, 100), Component("rest", stream, 0.2)]
-    table = {}
+    table: dict[str, dict[str, Figure]] = {}
     for sequences, sequence in SHAPES:
         row = table[f"{sequences} x {sequence}"] = {}
         for name, data in (("one dataset", stream), ("three", mixture)):

@@ -51,7 +51,7 @@ def step(implementation, inputs):
 
 def test_linear_cross_entropy_takes_no_longer_than_plain(report, one_thread):
     inputs = problem(TIMED_TOKENS)
-    taken = {name: [] for name in IMPLEMENTATIONS}
+    taken: dict[str, list[float]] = {name: [] for name in IMPLEMENTATIONS}
     losses, gradients = {}, {}
     for _ in range(ROUNDS):
         for name, implementation in IMPLEMENTATIONS.items():
@@ -85,7 +85,7 @@ def _gated(name, share, most):
 
 
 def _new_process(name):
-    """Which prints its peak."""
+    """Start a process that prints its peak."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen([sys.executable, __file__, name], env=environment, stdout=subprocess.PIPE)
 
@@ -102,6 +102,7 @@ def _peak_of_one_step(name):
 
 def _status(field):
     kilobytes = re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert kilobytes is not None
     return int(kilobytes[1]) * 1024
 
 

@@ -15,16 +15,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 
-from bench.figures import ratio, seconds
+from bench.figures import Figure, ratio, seconds
 from fasttrain import train
 
 TOKENS, TIME = 0.65, 0.8  # at most, of AdamW's
-SHARED = {
+SHARED: dict[str, Any] = {
     "recipe": "tiny",
     "batch.sequences": 64,  # x 256 = 16k tokens
     "parallel.device": "cpu",
@@ -77,7 +78,7 @@ SIZES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a run ended, and what it took."""
+    """The final loss of a run, and its cost."""
 
     loss: float
     steps: int
@@ -87,7 +88,7 @@ class Outcome:
     def seconds(self) -> float:
         return self.steps * self.step_seconds
 
-    def row(self) -> dict[str, float]:
+    def row(self) -> dict[str, float | Figure]:
         tokens = self.steps * SHARED["batch.sequences"] * 256
         times = {"CPU": seconds(self.seconds), "CPU of a step": seconds(self.step_seconds)}
         return {"loss": self.loss, "M tokens": tokens / 1e6} | times

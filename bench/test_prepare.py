@@ -1,4 +1,4 @@
-"""What data prepare costs: from files to a dataset, in one process, against tokenizers alone on the same text.
+"""The cost of data prepare: from files to a dataset, in one process, against tokenizers alone on the same text.
 
 Rates are of CPU time, which a busy machine disturbs least, with one thread in both.
 """
@@ -33,7 +33,8 @@ def texts() -> list[str]:
     """Sources and documentation of what Python has installed."""
     places = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
     paths = itertools.chain.from_iterable(sorted(place.rglob("*.py")) for place in places)
-    found, size = {}, 0
+    found: dict[str, None] = {}
+    size = 0.0
     for path in paths:
         data = path.read_bytes()
         try:

@@ -24,7 +24,8 @@ PROGRAMS = {
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
 def test_two_ranks_against_one(report, tmp_path):
-    speeds, waits, losses = {1: [], 2: []}, [], {}
+    speeds: dict[int, list[float]] = {1: [], 2: []}
+    waits, losses = [], {}
     for round in range(ROUNDS):
         for world, program in PROGRAMS.items():
             lines = finished_run(program, tmp_path / f"{round}-{world}", *SETTINGS, *NO_EXTRAS)

@@ -84,7 +84,7 @@ def _scale(axis: Axis, values: Sequence[float], begin: float, end: float) -> Cal
 
 
 def ticks_of(axis: Axis, low: float, high: float) -> list[float]:
-    """Powers of ten and what is between them where there is room, or round steps."""
+    """Powers of ten and, where space allows, values between them; or round steps."""
     if axis.ticks:
         return [t for t in axis.ticks if low <= t <= high]
     if not axis.log:

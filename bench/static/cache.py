@@ -195,10 +195,10 @@ def through_lru(asked: Sequence[Access], size: int) -> int:
 
 
 def _following(blocks: Sequence[int]) -> list[int]:
-    """For each access, the number of the next one to the same block."""
+    """Return, for each access, the number of the next one to the same block."""
     array = np.asarray(blocks)
     by_block = np.argsort(array, kind="stable")
     same = array[by_block[1:]] == array[by_block[:-1]]
     following = np.full(len(array), _NEVER)
     following[by_block[:-1][same]] = by_block[1:][same]
-    return following.tolist()  # type: ignore[no-any-return]
+    return following.tolist()

@@ -84,4 +84,5 @@ def flat(launch: Launch) -> list[int]:
 def unflat(kernel: str, names: Sequence[str], figures: Sequence[int]) -> Counts:
     """The counts whose figures these are."""
     traffic = {name: Traffic(*figures[3 + 4 * i : 7 + 4 * i]) for i, name in enumerate(names)}
-    return Counts(kernel, traffic, *figures[:3])
+    flops, elementwise, special = figures[:3]
+    return Counts(kernel, traffic, flops, elementwise, special)

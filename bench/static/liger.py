@@ -109,7 +109,7 @@ def _run_cross_entropy(s: Sizes) -> None:
 
 
 def _run_linear(s: Sizes) -> Backward:
-    """On meta tensors, by the branches that a GPU takes."""
+    """Run on meta tensors, by the branches that a GPU takes."""
     hidden, weight = (torch.empty(s[rows], s["D"], dtype=BF16, device="meta", requires_grad=True) for rows in "MV")
     fused = with_replaced(
         linear.fused_linear_cross_entropy_forward,

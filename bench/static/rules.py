@@ -70,9 +70,11 @@ def _worse(provider: str, ours: Sequence[Row], theirs: Sequence[Row]) -> Iterabl
         yield f"accesses of {narrowest(ours)} bits and {provider}'s of {narrowest(theirs)}"
     if _traded(ours[0], theirs):
         for i, case in enumerate(BAND):
-            mine, other = (sum(row.predicted_us[i] for row in rows) for rows in (ours, theirs))
-            if mine >= other:
-                yield f"more bytes than {provider}, and {mine:,.0f} us in the {case} case, not less than {other:,.0f}"
+            us, their_us = (sum(row.predicted_us[i] for row in rows) for rows in (ours, theirs))
+            if us >= their_us:
+                yield (
+                    f"more bytes than {provider}, and {us:,.0f} us in the {case} case, not less than {their_us:,.0f}"
+                )
 
 
 def _traded(ours: Row, theirs: Sequence[Row]) -> bool:
@@ -143,6 +145,6 @@ def write(rows: Sequence[dict[str, Any]], path: Path = STORED) -> None:
 
 
 def grouped(rows: Sequence[Row]) -> Iterable[tuple[tuple[str, str], list[Row]]]:
-    """By op and shape."""
+    """Group rows by op and shape."""
     for key, same in groupby(rows, key=lambda row: (row.op, row.shape)):
         yield key, list(same)

@@ -47,7 +47,7 @@ def _bytes_table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _limit(op: str, rows: Sequence[Row]) -> int:
-    """Of the pass; for an op that is compared as a whole, that of backward, which reads and writes everything."""
+    """The limit of the pass; for an op that is compared as a whole, that of backward, which moves everything."""
     return max(row.bytes_limit for row in rows) if op in WHOLE else rows[0].bytes_limit
 
 

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from bench.static.cache import memory_bytes
@@ -73,6 +73,7 @@ def survey(case: Case, target: str) -> list[Row]:
                 row = _row(case, direction, target, event, None, programs=1)
             else:
                 before = sum(isinstance(e, RecordedLaunch) for e in events[:number])
+                assert first is not None
                 programs = math.prod((event if case.small_run else first).grid)
                 counts = _counts(case, direction, before, sizes, programs, target)
                 assert counts.kernel == event.kernel, f"{counts.kernel} was interpreted, {event.kernel} recorded"
@@ -195,7 +196,7 @@ def _interpret(case: Case, target: str) -> Iterator[tuple[Sizes, dict[str, list[
     for sizes in case.small or case.shape.small:
         simulated = kernels_on_cpu(multiprocessors=sizes["SMS"], shared_memory=memory)
         with simulated, interpret(poison=False, locks=case.locks) as launches:
-            yield sizes, _by_pass(run, case.provider, sizes, lambda launches=launches: launches, target)
+            yield sizes, _by_pass(run, case.provider, sizes, partial(list, launches), target)
 
 
 def _counts(case: Case, direction: str, number: int, sizes: Sizes, programs: int, target: str) -> Counts:

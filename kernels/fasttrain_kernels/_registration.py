@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 
 def _digest(package: Path) -> str:
@@ -95,7 +96,7 @@ def register(
     fake: Callable[..., Any],
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., None] | None = None,
-) -> Callable[..., Any]:
+) -> OpOverload[..., Any]:
     """Register torch.ops.fasttrain.<name>.v<digest> and return it. Without `backward`, differentiating it raises."""
     name = schema.split("(")[0]
     versioned = f"{name}.v{_VERSION}"

@@ -1,4 +1,4 @@
-"""The kernel benchmarks: who is timed, how, and what is told. The GPU's clock and memory are faked here."""
+"""The kernel benchmarks: checks, timing and reports. The GPU's clock and memory are faked here."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_the_cache_that_is_cleared(l2, size):
 
 
 def test_gpu_times_are_between_events_after_a_cleared_cache(monkeypatch):
-    """With events that count what happened: not a GPU, but the order and the arithmetic."""
+    """Fake events count what happened: not a GPU, but the order and the arithmetic."""
     log: list[str] = []
 
     class Event:
@@ -184,7 +184,12 @@ def test_gpu_times_are_between_events_after_a_cleared_cache(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("waited"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(L2_cache_size=64))
     zero = torch.Tensor.zero_
-    monkeypatch.setattr(torch.Tensor, "zero_", lambda self: (log.append(f"cleared {self.nbytes}"), zero(self))[1])
+
+    def cleared(tensor):
+        log.append(f"cleared {tensor.nbytes}")
+        return zero(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "zero_", cleared)
     runs = {"a": lambda: log.append("a"), "b": lambda: log.extend("bb")}
     found = timing.measure_on_gpu(runs, rounds=2, device="cpu")
     one, two = ["cleared 128", "event", "a", "event"], ["cleared 128", "event", "b", "b", "event"]

@@ -6,6 +6,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def stored(folder: Path) -> Path:
         for tokens in (100, 1000):
             rows |= kernel_rows(implementation, factor, tokens=tokens)
         rows |= vocabulary_rows(implementation, factor)
-    head = dict(changes="", versions={"torch": "2.13.0"})
+    head: dict[str, Any] = dict(changes="", versions={"torch": "2.13.0"})
     older = {"step/ours, against theirs/x": ratio(1.1, at_least=1.1).row()}
     tracking.save(tracking.Run(date="2026-01-01T00:00:00", commit="aaa", hardware=CPU, rows=older, **head), folder)
     tracking.save(tracking.Run(date="2026-01-02T00:00:00", commit="bbb", hardware=CPU, rows=rows, **head), folder)
@@ -160,10 +161,8 @@ def test_predictions_are_marked(tmp_path):
     path = tmp_path / "static.json"
     path.write_text(json.dumps([row, row | {"launch": "second"}, row | {"provider": "liger"}]))
     (target,) = targets(path)
-    assert [(p.provider, p.bytes, p.seconds[1]) for p in target.points] == [
-        ("fasttrain", 2000, pytest.approx(4e-6)),
-        ("liger", 1000, pytest.approx(2e-6)),
-    ]
+    assert [(p.provider, p.bytes) for p in target.points] == [("fasttrain", 2000), ("liger", 1000)]
+    assert [p.seconds[1] for p in target.points] == pytest.approx([4e-6, 2e-6])
     texts = Page(page([], [target])).texts
     assert "h100-sxm, bf16: predicted" in texts
     assert "rms_norm forward, fasttrain, 8x8: 4 µs predicted" in texts

@@ -3,6 +3,7 @@ import importlib.util
 import json
 import math
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -144,7 +145,9 @@ def test_a_recorded_matmul_reads_what_it_accumulates_to():
 
 
 def metadata(**given):
-    zero = {f.name: {} if str(f.type).startswith("dict") else 0 for f in dataclasses.fields(KernelMetadata)}
+    zero: dict[str, Any] = {
+        f.name: {} if str(f.type).startswith("dict") else 0 for f in dataclasses.fields(KernelMetadata)
+    }
     return KernelMetadata(**zero | dict(kernel="k", target="sm_90", num_warps=4, registers=32) | given)
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import random
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -67,11 +68,11 @@ def test_it_moves_no_more_than_lru_and_no_less_than_the_distinct_bytes():
         assert through(asked, 12) == 12
 
 
-# Products
+# Matmuls
 
 
 def tiling(**changed):
-    usual = dict(M=1024, N=2048, D=2000, tile=(128, 256), loops=((A, B),), group=2)
+    usual: dict[str, Any] = dict(M=1024, N=2048, D=2000, tile=(128, 256), loops=((A, B),), group=2)
     return Tiling(**usual | changed)
 
 
@@ -178,7 +179,7 @@ def test_programs_of_cut_cross_entropy_touch_what_its_tiling_says(kernel):
 
 def _touched(case, sizes, kernel):
     """program -> (operand, first and last row), in the order of its loads; steps of one loop as one."""
-    found = {}
+    found: dict[int, list[Any]] = {}
     locate = GlobalMemory._locate
 
     def noted(self, access, *rest):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,7 @@ def test_no_rows():
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """Of a user for whom nothing is compiled yet."""
+    """The empty cache of a new user."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
     forget()
@@ -192,7 +193,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(cache, tmp_path, monkeyp
     (tmp_path / "file").touch()
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(cpp.tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     assert cpp.missing() == ""
     assert_works()
     assert list((tmp_path / "tmp").iterdir()) == []

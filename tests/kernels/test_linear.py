@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import platform
 
 import pytest
 import torch
@@ -138,8 +139,8 @@ def test_what_is_not_finite_stays_in_its_row_and_column():
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["-DWIDE", "-march=x86-64"])
 def test_other_builds(option, tmp_path, monkeypatch):
-    """With vectors of AVX-512's width, and without AVX."""
-    if option == "-march=x86-64" and cpp.platform.machine() != "x86_64":
+    """Builds with vectors of AVX-512's width, and without AVX."""
+    if option == "-march=x86-64" and platform.machine() != "x86_64":
         pytest.skip("another kind of processor")
     monkeypatch.setattr(cpp, "_OPTIONS", [*cpp._OPTIONS, option])
     library = cpp._built(cpp._compiler(), tmp_path / "cpp.so")

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -46,7 +48,7 @@ def documents(B: int, T: int, dtype: torch.dtype = torch.int64) -> Tensor:
     return ((torch.arange(B * T, dtype=dtype).view(B, T) * 7 + 3) % 40).contiguous()
 
 
-def outputs_and_gradients(op, arguments: dict, upstream: tuple[Tensor, Tensor] | None = None) -> list[Tensor]:
+def outputs_and_gradients(op, arguments: dict, upstream: tuple[Tensor, ...] | None = None) -> list[Tensor]:
     outputs = op(**arguments)
     trained = [arguments[name] for name in TENSORS if arguments[name] is not None and arguments[name].requires_grad]
     upstream = upstream or tuple(torch.cos(torch.arange(o.numel())).view(o.shape).to(o) for o in outputs)
@@ -55,7 +57,7 @@ def outputs_and_gradients(op, arguments: dict, upstream: tuple[Tensor, Tensor] |
 
 # Numbers
 
-SHAPES = {
+SHAPES: dict[str, Any] = {
     "one of each": dict(B=1, T=1, Hq=1, Hk=1, D=16),
     "trap 13: GQA ratio of 3, batch of 2, odd number of tokens": dict(B=2, T=7, Hq=6, Hk=2, D=64),
     "padded head": dict(T=3, Hq=3, Hk=1, D=80),
@@ -290,7 +292,8 @@ def test_bytes_are_within_five_percent_of_the_physical_limit(Hq, Hk, D, monkeypa
 def test_rotary_without_norm_neither_saves_nor_reads_q_and_k():
     arguments = inputs() | dict(q_weight=None, k_weight=None)
     q_out, _ = qk_norm_rope(**arguments)
-    assert [x for x in q_out.grad_fn.saved_tensors if x is not None and x.dim() == 4] == []
+    node: Any = q_out.grad_fn
+    assert [x for x in node.saved_tensors if x is not None and x.dim() == 4] == []
     with interpret() as launches:
         outputs_and_gradients(qk_norm_rope, arguments)
     _, backward = launches
@@ -318,7 +321,7 @@ def test_trap_17_frozen_operands_cost_nothing(trained, loaded, stored, implement
         outputs = qk_norm_rope(**arguments)
         upstream = [torch.cos(torch.arange(o.numel())).view(o.shape) for o in outputs]
         pairs = [(o, u) for o, u in zip(outputs, upstream, strict=True) if o.requires_grad]
-        torch.autograd.backward(*zip(*pairs, strict=True))
+        torch.autograd.backward([o for o, _ in pairs], [u for _, u in pairs])
     for name in TENSORS:
         if name in trained.split():
             torch.testing.assert_close(arguments[name].grad, expected[name], rtol=1e-5, atol=1e-5)
@@ -424,7 +427,7 @@ def test_opcheck(options):
 
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
 @pytest.mark.parametrize("weights", [True, False], ids=["norm", "no norm"])
-def test_gradcheck_on_the_cpu_form(weights, interleaved):
+def test_gradcheck_on_the_cpu_implementation(weights, interleaved):
     arguments = inputs(B=1, T=2, Hq=2, Hk=1, D=6, R=4)
     tensors = [arguments[name].detach().double().requires_grad_() for name in TENSORS]
     if not weights:
@@ -432,7 +435,10 @@ def test_gradcheck_on_the_cpu_form(weights, interleaved):
     tables = arguments["cos"].double(), arguments["sin"].double()
     positions = torch.tensor([3, 1])
     assert torch.autograd.gradcheck(
-        lambda *t: qk_norm_rope(*t, *tables, positions=positions, interleaved=interleaved), tensors
+        lambda q, k, q_weight, k_weight: qk_norm_rope(
+            q, k, q_weight, k_weight, *tables, positions=positions, interleaved=interleaved
+        ),
+        tensors,
     )
 
 

@@ -71,7 +71,7 @@ def _flash_attn_installed() -> bool:
 _flash_attn_installed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-# A refusal names fields of the request in braces. They are filled in when somebody reads it: under torch.compile the
+# A refusal names fields of the request in braces. They are filled in when it is printed: under torch.compile the
 # values may be symbols, which have no text.
 
 

@@ -26,7 +26,7 @@ NO_LIMIT = -1
 
 
 def reach(causal: bool, window: int | None) -> tuple[int, int]:
-    """How many keys a query sees before and after its own position: (back, ahead), as flash-attn's window_size."""
+    """The number of keys that a query sees before and after its own position, as flash-attn's window_size."""
     back = NO_LIMIT if window is None else window - 1
     return back, 0 if causal else back
 
@@ -105,7 +105,7 @@ def key_intervals(
 
 @triton.jit
 def interval(index, shift, length, documents, BACK: tl.constexpr, AHEAD: tl.constexpr):
-    """lo and hi of one query or of a tile of them. Indices past the end get an interval too, that nobody uses."""
+    """lo and hi of one query or of a tile of them. Indices past the end get an unused interval."""
     lo = index * 0
     hi = lo + length
     if documents is not None:  # start and end per token; queries and keys are the same stream

@@ -78,7 +78,7 @@ class AttentionProblem:
 
     @property
     def one_query(self) -> bool:
-        """Whether this is a matrix-vector product in float32, which eager PyTorch sums more exactly than a matmul."""
+        """Whether this is a matrix times a vector in float32, which eager PyTorch sums more exactly than a matmul."""
         return self.exact and self.num_queries == 1
 
     @property

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from fasttrain_kernels._checks import autocast_dtype, check_tensors, shape
 from fasttrain_kernels._registration import register
@@ -44,7 +44,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)
 
 
-def _registered(name: str, cpu: ModuleType) -> Callable[..., tuple[Tensor, Tensor]]:
+def _registered(name: str, cpu: ModuleType) -> OpOverload[..., tuple[Tensor, Tensor]]:
     """Register the op that runs this implementation on the CPU."""
     backward_op = register(
         f"{name}_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "

@@ -53,7 +53,7 @@ def forward_tile(q: Tensor, block_d: int) -> TileConfig:
 
 
 def query_gradient_tile(q: Tensor, block_d: int, softcap: bool) -> TileConfig:
-    """With a softcap, tanh lives until its derivative is taken: one more tile of registers."""
+    """Smaller with a softcap: tanh lives until its derivative is taken, one more tile of registers."""
     wide = shared_memory(q.device) >= _LARGE_SHARED_MEMORY
     if q.element_size() > 2:
         return _float32_tile(q, block_d, own=64)

@@ -159,7 +159,7 @@ struct Sight {
 
 const Sight Sight::everything;
 
-// Of keys that query i does not see, which includes all that nobody has computed
+// Overwrite the keys that query i does not see, which includes all that were not computed
 inline void mask(const Sight& sight, int i, float* row, float with) {
     std::fill(row, row + sight.lo[i], with);
     std::fill(row + sight.hi[i], row + R, with);

@@ -19,7 +19,7 @@ _TOKEN_MULTIPLE = 128  # so that matmul tiles are full
 
 
 class LossChunk(NamedTuple):
-    """How linear_cross_entropy splits its tokens."""
+    """The split of linear_cross_entropy's tokens."""
 
     tokens: int  # whose logits exist at a time
     logits_dtype: torch.dtype

@@ -253,7 +253,7 @@ def linear_cross_entropy(
     options = (ignore_index, z_loss, label_smoothing, softcap)
     if reduction == "none":
         return _tokens_op(rows, weight, labels, weights, *options).reshape(target.shape)
-    # Asked here, not in the op: under no_grad the op would otherwise compute gradients that nobody takes.
+    # Asked here, not in the op: under no_grad the op would otherwise compute unused gradients.
     grad = torch.is_grad_enabled()
     needs = (grad and hidden.requires_grad, grad and weight.requires_grad)
     return _linear_cross_entropy(rows, weight, labels, weights, *options, reduction == "mean", *needs)[0]

@@ -27,7 +27,7 @@ _MAX_HEADS = 8
 
 
 def _layout(Hq: int, Hk: int, D: int, R: int, interleaved: bool, tile: int) -> dict[str, Any]:
-    """How heads are split into tiles: TOKENS x HEADS heads, each of HALF pairs (padded)."""
+    """The split of heads into tiles: TOKENS x HEADS heads, each of HALF pairs (padded)."""
     half = triton.next_power_of_2(triton.cdiv(D, 2))
     rows = max(1, tile // (2 * half))
     # q and k share one HEADS, so that cos and sin are laid out over lanes once. The largest that pads few lanes.

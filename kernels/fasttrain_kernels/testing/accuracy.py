@@ -111,7 +111,7 @@ def compare_over_seeds(
     seeds: Iterable[int],
     eager: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,  # one, or several orders of summation
 ) -> list[ComparisonOverSeeds]:
-    """As `compare`, over all seeds together, with twice eager's error as tolerance and nothing added."""
+    """Compare over all seeds together, with twice eager's error as tolerance and nothing added."""
     eagers = [reference] if eager is None else [eager] if callable(eager) else list(eager)
     results: dict[str, list[_Seed]] = {}
     for seed in seeds:

@@ -1,4 +1,4 @@
-"""Who computes: what auto picks, what each backend refuses and why, and how the two that are not ours are called."""
+"""The choice of a backend: what auto picks, what each refuses and why, and the calls of the two that are not ours."""
 
 import dataclasses
 import sys
@@ -7,6 +7,7 @@ import types
 import pytest
 import torch
 
+from fasttrain_kernels import cpp
 from fasttrain_kernels.attention import (
     attention,
     attention_backend,
@@ -68,7 +69,7 @@ def test_auto_without_flash_attn(change, expected):
     ("change", "expected"), [({}, "sdpa"), (dict(num_queries=3), "blocked"), (dict(documents=True), "blocked")]
 )
 def test_auto_without_a_compiler(change, expected, monkeypatch):
-    monkeypatch.setattr(backends.cpp, "missing", lambda: "g++ cannot compile: struct { int x }")
+    monkeypatch.setattr(cpp, "missing", lambda: "g++ cannot compile: struct { int x }")
     request = dataclasses.replace(PLAIN, device="cpu", dtype=torch.float32, **change)
     assert choose(request, "auto") == expected
     assert explain(request)["cpp"] == "g++ cannot compile: struct { int x }"
@@ -238,7 +239,7 @@ def test_flash_attn_is_asked_for_the_same_thing(options, window_size, documents,
     inputs = make(batch=2, queries=200)
     cu_seqlens = cu_seqlens if documents else None
     asked = dict(softcap=None) | options
-    out = backends.flash(*inputs.values(), cu_seqlens=cu_seqlens, scale=0.3, **asked)
+    out = backends.flash(**inputs, cu_seqlens=cu_seqlens, scale=0.3, **asked)
     torch.testing.assert_close(out, attention_reference(**inputs, cu_seqlens=cu_seqlens, scale=0.3, **asked))
     assert stub.seen["window_size"] == window_size
     assert stub.seen["causal"] == options["causal"]

@@ -1,8 +1,10 @@
 """The implementation in C++ against the specification in float64; what it may not depend on; and its other builds."""
 
 import contextlib
+import platform
 from functools import partial
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -104,7 +106,7 @@ def test_documents_see_only_themselves(make, cu_seqlens, eager):
 
 @pytest.mark.parametrize("shapes", [dict(queries=300, heads=16), dict(queries=700, heads=1)])
 def test_long_sums_are_as_accurate_as_eager(shapes):
-    """Of dk and dv, over all queries of all heads of a group: in one chain, they round up to 15 times as much."""
+    """dk and dv are summed over all queries and heads of a group: in one chain they round up to 15 times as much."""
     assert_accurate_over_seeds(
         by_cpp,
         attention_reference,
@@ -209,7 +211,7 @@ def test_empty_tensors(batch, queries, keys, make):
 @contextlib.contextmanager
 def uninitialized_memory_is_nan():
     """torch.empty's, under deterministic algorithms."""
-    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch._C._get_deterministic_fill_uninitialized_memory()
     torch.use_deterministic_algorithms(True)
     try:
         assert torch.empty(3).isnan().all()
@@ -218,7 +220,7 @@ def uninitialized_memory_is_nan():
         torch.use_deterministic_algorithms(False)
 
 
-SHAPES = [
+SHAPES: list[tuple[dict[str, int], dict[str, Any]]] = [
     (dict(queries=130, keys=130, dim=20), {}),
     (dict(queries=3, keys=65, dim=33), dict(causal=False)),
     (dict(queries=200, keys=63, dim=16), {}),
@@ -249,8 +251,8 @@ BUILDS = {"this processor": [], "registers of AVX-512": ["-DWIDE"], "any x86": [
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", BUILDS.values(), ids=BUILDS)
 def test_every_build_is_the_reference_and_reads_what_it_wrote(extra, make, tmp_path, monkeypatch):
-    """With buffers full of NaN, and the vectors of other processors, which the compiler makes of several registers."""
-    if extra == ["-march=x86-64"] and cpp.platform.machine() != "x86_64":
+    """Buffers are full of NaN, and vectors those of other processors, which the compiler splits over registers."""
+    if extra == ["-march=x86-64"] and platform.machine() != "x86_64":
         pytest.skip("another kind of processor")
     header = tmp_path / "poison.h"
     header.write_text(POISON)

@@ -151,9 +151,9 @@ def test_frozen_operands_cost_nothing(wanted, kernels, dtype, make):
     expected = torch.autograd.grad(attention_reference(**inputs), tensors, upstream)
     with interpret() as launches:
         actual = torch.autograd.grad(attention(**inputs), tensors, upstream)
-    tolerance = dict(atol=1e-5, rtol=1e-4) if dtype == torch.float32 else dict(atol=2e-2, rtol=2e-2)  # bf16 roundings
-    torch.testing.assert_close(actual, expected, **tolerance)
-    if dtype == torch.float32:  # delta is a turn of the other kernel over the keys
+    atol, rtol = (1e-5, 1e-4) if dtype == torch.float32 else (2e-2, 2e-2)  # bf16 roundings
+    torch.testing.assert_close(actual, expected, atol=atol, rtol=rtol)
+    if dtype == torch.float32:  # delta is another run of the other kernel over the keys
         kernels = [name.replace("delta", "query_gradient") for name in kernels]
     assert [launch.kernel for launch in launches[1:]] == [f"_attention_{name}_kernel" for name in kernels]
     products = {"q": 3, "k": 3, "v": 2, "kv": 4}[wanted]

@@ -79,10 +79,10 @@ def test_the_public_rule(dtype, options, expected):
 
 def forward(inputs):
     """The chunked forward by the Triton kernel, with gradients: its results, and the tokens of each launch."""
-    tensors = [inputs[name].detach() for name in ("hidden", "weight", "target")]
+    hidden, weight, target = (inputs[name].detach() for name in ("hidden", "weight", "target"))
     with interpret() as launches:
         found = chunked_forward(
-            *tensors, LossOptions(-100, 0.0, 0.0, None), use_triton=True, coef=torch.ones(len(tensors[0])),
+            hidden, weight, target, LossOptions(-100, 0.0, 0.0, None), use_triton=True, coef=torch.ones(len(hidden)),
             need_dhidden=True, need_dweight=inputs["weight"].requires_grad,
         )  # fmt: skip
     return found, [launch.grid[0] for launch in launches]

@@ -1,6 +1,7 @@
-"""As a torch op: checked, compiled, checkpointed, differentiated, and called wrongly."""
+"""The torch op: opcheck, torch.compile, checkpointing, double backward, and wrong calls."""
 
 import contextlib
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fasttrain_kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference, op
+from fasttrain_kernels.linear_cross_entropy.chunked import chunked_forward
 from fasttrain_kernels.testing import interpret
 from tests.kernels.linear_cross_entropy.problems import IMPLEMENTATIONS, both_implementations, gradients, problem
 
@@ -22,7 +24,7 @@ def test_opcheck(name):
     hidden, weight = torch.randn(5, 8, requires_grad=True), torch.randn(20, 8, requires_grad=True)
     target = torch.tensor([1, -100, 3, 19, 0])
     options = (-100, 0.1, 0.1, 5.0)
-    arguments = {
+    arguments: dict[str, tuple[Any, ...]] = {
         "_linear_cross_entropy": (hidden, weight, target, torch.rand(5), *options, True, True, True),
         "_tokens_op": (hidden, weight, target, None, *options),
         "_tokens_backward_op": (
@@ -106,7 +108,7 @@ def test_second_backward_raises_in_float32_and_works_in_bf16():
 )
 def test_the_weight_gradient_is_not_copied(implementation, dtype, monkeypatch):
     pointers = []
-    forward = op.chunked_forward
+    forward = chunked_forward
 
     def spy(*args, **kwargs):
         found = forward(*args, **kwargs)

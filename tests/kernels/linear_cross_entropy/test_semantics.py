@@ -1,4 +1,4 @@
-"""What tokens count, what targets are wrong, and what evaluation is told."""
+"""Ignored tokens, wrong targets, token weights, and the stats of evaluation."""
 
 import pytest
 import torch

@@ -52,10 +52,12 @@ class ForbidSync(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_trap_7_the_kernel_path_never_syncs(dtype):
     inputs = problem(5, 8, 20, dtype, token_weight=True)
-    tensors = [inputs[k].detach() for k in ("hidden", "weight", "target", "token_weight")]
+    hidden, weight, target, token_weight = tensors = tuple(
+        inputs[k].detach() for k in ("hidden", "weight", "target", "token_weight")
+    )
     options = (-100, 0.1, 0.1, 5.0)
     with interpret(), ForbidSync():
-        op._forward(*tensors, *options, True, True, True, use_triton=True)
+        op._forward(hidden, weight, target, token_weight, *options, True, True, True, use_triton=True)
         op._tokens(*tensors, *options, use_triton=True)
         op._tokens_backward(torch.ones(5), *tensors, *options, True, True, use_triton=True)
         op._stats(*tensors[:3], *options, use_triton=True)
@@ -114,7 +116,12 @@ def test_hidden_size_zero():
 def test_trap_17_a_frozen_operand_costs_no_matmul(frozen, reduction, monkeypatch):
     shapes = []
     matmul = chunked._matmul
-    monkeypatch.setattr(chunked, "_matmul", lambda a, b, **k: (shapes.append(tuple(k["out"].shape)), matmul(a, b, **k)))
+
+    def counted(a, b, *, out, accumulate=False):
+        shapes.append(tuple(out.shape))
+        matmul(a, b, out=out, accumulate=accumulate)
+
+    monkeypatch.setattr(chunked, "_matmul", counted)
     inputs = problem(5, 8, 20, reduction=reduction)
     inputs[frozen] = inputs[frozen].detach()
     gradients(linear_cross_entropy, inputs, torch.ones(5) if reduction == "none" else None)

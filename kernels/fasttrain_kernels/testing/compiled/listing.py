@@ -82,8 +82,10 @@ class InstructionCounts:
 
 
 def in_loops(listing: Sequence[Instruction]) -> list[bool]:
-    """For every instruction, whether control can come back to it. A jump backwards alone proves nothing: compilers
-    place rarely taken paths at the end and return from there."""
+    """Return, for every instruction, whether control can come back to it.
+
+    A jump backwards alone proves nothing: compilers place rarely taken paths at the end and return from there.
+    """
     index = {instruction.address: i for i, instruction in enumerate(listing)}
     targets = {index[i.jump] for i in listing if i.jump in index}
     starts = sorted({0} | targets | {i + 1 for i, x in enumerate(listing) if x.jump is not None or x.ends})
@@ -102,7 +104,7 @@ def in_loops(listing: Sequence[Instruction]) -> list[bool]:
 
 
 def _closure(successors: list[int]) -> list[int]:
-    """All blocks that each block leads to (Warshall's algorithm on bit masks)."""
+    """Return the blocks that each block leads to (Warshall's algorithm on bit masks)."""
     reachable = list(successors)
     for middle in range(len(reachable)):
         for block, mask in enumerate(reachable):

@@ -89,7 +89,7 @@ def _disassemble(target: Target, texts: Sequence[bytes]) -> list[list[Instructio
         image.flush()
         sass = _run("nvdisasm", "--no-dataflow", "--binary", f"SM{target.arch}{suffix}", image.name)
     listing = [_sass_instruction(match) for match in _SASS.finditer(sass)]
-    assert len(listing) * 16 == sum(map(len, texts)), "nvdisasm left out instructions"
+    assert len(listing) * 16 == sum(map(len, texts)), "nvdisasm skipped instructions"
     listings, start = [], 0
     for text in texts:
         listings.append(listing[start : start + len(text) // 16])

@@ -37,7 +37,7 @@ def survey(target: str, op: str, *, quick: bool = False) -> list[Row]:
             first, error = len(launches), ""
             try:
                 case.run()
-            except Exception as failure:  # the survey goes on, and reports it
+            except Exception as failure:  # the survey continues, and reports it
                 error = f"{type(failure).__name__}: {failure}"
             recorded.append((case, launches[first:], error))
     rows = []

@@ -44,7 +44,7 @@ def interpret(
     poison: bool = True,  # uninitialised memory and undefined lanes hold NaN
     tf32: bool = True,  # tl.dot of float32 rounds its operands to tf32 unless input_precision="ieee"
     config: int = 0,  # which of an autotuned kernel's configurations runs
-    locks: bool = False,  # programs take turns at elements by locks of their own: that is no race
+    locks: bool = False,  # programs share elements behind their own locks: no race
 ) -> Iterator[Launches]:
     """Run every launch of a @triton.jit kernel on CPU tensors, and yield the list of launches."""
     if order not in (None, "reverse") and not isinstance(order, int):

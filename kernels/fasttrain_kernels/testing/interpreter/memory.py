@@ -232,7 +232,7 @@ def _bytes_of(tensor: Tensor, size: int) -> np.ndarray:
 
 
 def _gap_map(tensor: Tensor, size: int) -> np.ndarray | None:
-    """For a view with gaps: which elements of its span belong to it."""
+    """The elements of its span that belong to a view with gaps, as a mask; None without gaps."""
     distinct = math.prod(n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0)
     if distinct >= size or size > _LARGEST_GAP_MAP:
         return None

@@ -47,7 +47,7 @@ def test_everything_is_as_before_afterwards():
             *(tl.load.__code__, tl.load.__kwdefaults__, tl.core.reduce, tl.tensor.__add__, tl.tensor.__init__),
             *(triton.JITFunction.run, triton.JITFunction.__call__, tanh.__code__, tl.range.__iter__),
             *(torch.are_deterministic_algorithms_enabled(), torch.get_deterministic_debug_mode()),
-            *(torch.utils.deterministic.fill_uninitialized_memory, _registration._kernels_on_cpu),
+            *(torch._C._get_deterministic_fill_uninitialized_memory(), _registration._kernels_on_cpu),
             *(sorted(vars(tl.tensor)), sorted(vars(tl)), sorted(globals())),
         )
 
