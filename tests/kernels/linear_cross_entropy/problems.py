@@ -1,4 +1,4 @@
-"""Inputs of linear_cross_entropy, and how its results are judged."""
+"""Inputs of linear_cross_entropy, and checks of its results."""
 
 import contextlib
 from typing import Any

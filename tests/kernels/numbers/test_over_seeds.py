@@ -30,10 +30,10 @@ def test_cpu_forms_are_as_accurate_as_eager(case, dtype):
     assert_accurate_over_seeds(op, **case.arguments(dtype))
 
 
-NATIVE = {name: case for name, case in ATTENTION.items() if "softcap" not in name and "one query" not in name}
+CPP = {name: case for name, case in ATTENTION.items() if "softcap" not in name and "one query" not in name}
 
 
-@pytest.mark.parametrize("case", NATIVE.values(), ids=NATIVE)
+@pytest.mark.parametrize("case", CPP.values(), ids=CPP)
 def test_cpp_implementation_is_as_accurate_as_eager(case):
     assert_accurate_over_seeds(partial(attention, backend="cpp"), **case.arguments(torch.float32))
 
@@ -66,7 +66,7 @@ def assert_fails(case: Case, *names: str, dtype: torch.dtype = torch.float32) ->
     ],
 )
 def test_probabilities_from_lse_fail_in_float32(case, names, monkeypatch):
-    """The arithmetic of 16 bits: lse in one number, delta from out, products in one chain."""
+    """The arithmetic of 16 bits: lse in one number, delta from out, matmuls in one chain."""
     monkeypatch.setattr(layout, "is_exact", lambda q: False)
     assert_fails(ATTENTION[case], *names)
 

@@ -4,8 +4,6 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
-from triton.language.extra.libdevice import tanh
 
 from fasttrain_kernels.testing import KernelError, interpret
 
@@ -52,12 +50,12 @@ def dot_kernel(a, b, c, K: tl.constexpr, PRECISION: tl.constexpr):
     m, n, k = tl.arange(0, 16), tl.arange(0, 32), tl.arange(0, K)
     left = tl.load(a + m[:, None] * K + k[None, :])
     right = tl.load(b + k[:, None] * 32 + n[None, :])
-    product = tl.dot(left, right, input_precision=PRECISION)
-    tl.store(c + m[:, None] * 32 + n[None, :], product)
+    result = tl.dot(left, right, input_precision=PRECISION)
+    tl.store(c + m[:, None] * 32 + n[None, :], result)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
-def test_products_accumulate_in_float32(dtype):
+def test_matmuls_accumulate_in_float32(dtype):
     a, b, c = torch.randn(16, 64).to(dtype), torch.randn(64, 32).to(dtype), torch.empty(16, 32)
     with interpret() as launches:
         dot_kernel[(1,)](a, b, c, K=64, PRECISION="ieee")
@@ -65,7 +63,7 @@ def test_products_accumulate_in_float32(dtype):
     assert launches.flops == 2 * 16 * 32 * 64
 
 
-def test_float32_products_are_tf32_unless_they_ask_for_ieee():
+def test_float32_matmuls_are_tf32_unless_they_ask_for_ieee():
     a, b, c = torch.randn(16, 64), torch.randn(64, 32), torch.empty(16, 32)
 
     def error(precision, **options):
@@ -79,17 +77,17 @@ def test_float32_products_are_tf32_unless_they_ask_for_ieee():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_product_does_not_depend_on_which_operand_is_transposed(dtype):
-    """Kernels recompute a product in backward and subtract what forward made of it."""
+def test_a_matmul_does_not_depend_on_which_operand_is_transposed(dtype):
+    """Kernels recompute a matmul in backward and subtract what forward made of it."""
     a, b = (torch.randn(32, 64).to(dtype) for _ in range(2))
-    products = torch.empty(2, 32, 32)
+    matmuls = torch.empty(2, 32, 32)
     with interpret():
-        dot_kernel[(1,)](a, b.T.contiguous(), products[0], K=64, PRECISION="ieee")
-        dot_kernel[(1,)](b, a.T.contiguous(), products[1], K=64, PRECISION="ieee")
-    assert torch.equal(products[0, :16, :16], products[1, :16, :16].T)  # the kernel computes 16 rows
+        dot_kernel[(1,)](a, b.T.contiguous(), matmuls[0], K=64, PRECISION="ieee")
+        dot_kernel[(1,)](b, a.T.contiguous(), matmuls[1], K=64, PRECISION="ieee")
+    assert torch.equal(matmuls[0, :16, :16], matmuls[1, :16, :16].T)  # the kernel computes 16 rows
 
 
-def test_a_product_smaller_than_tensor_cores_take_is_an_error():
+def test_a_matmul_smaller_than_tensor_cores_take_is_an_error():
     a, b, c = torch.randn(16, 8), torch.randn(8, 32), torch.empty(16, 32)
     with interpret(), pytest.raises(KernelError, match="K >= 16"):
         dot_kernel[(1,)](a, b, c, K=8, PRECISION="ieee")
@@ -112,26 +110,6 @@ def test_atomics_see_every_lane_and_are_no_race(dtype):
     assert count.item() == 3
     traffic = launches[0].arguments["total"]
     assert (traffic.atomic, traffic.unique) == (64 * dtype.itemsize, 2 * 2 * dtype.itemsize)
-
-
-@triton.jit
-def special_kernel(x, y, n, BLOCK: tl.constexpr):
-    i = tl.arange(0, BLOCK)
-    a = tl.load(x + i, mask=i < n, other=1.0)
-    value = tl.exp(a) + tl.log(a) + tl.sqrt(a) + tl.rsqrt(a) + tl.sin(a) + tl.cos(a) + tl.exp2(a) + tl.log2(a)
-    value += tl.sigmoid(a) + tl.erf(a) + tanh(a) + libdevice.pow(a, a) + libdevice.log1p(a)
-    tl.store(y + i, value, mask=i < n)
-
-
-def test_special_functions_and_libdevice_are_right_and_counted():
-    x, y = torch.rand(50) + 0.1, torch.empty(50)
-    with interpret() as launches:
-        special_kernel[(1,)](x, y, 50, BLOCK=64)
-    d = x.double()
-    expected = d.exp() + d.log() + d.sqrt() + d.rsqrt() + d.sin() + d.cos() + d.exp2() + d.log2()
-    expected += d.sigmoid() + d.erf() + d.tanh() + d.pow(d) + d.log1p()
-    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
-    assert launches.special == 13 * 64
 
 
 @triton.jit

@@ -23,8 +23,8 @@ def test_opcheck(options, make):
     )
     q, k, v = make(batch=2, queries=7, heads=4, kv_heads=2).values()
     torch.library.opcheck(op, (q, k, v, *rest))
-    out, statistics = op(q, k, v, *rest)
-    tensors = tuple(x.detach() for x in (torch.ones_like(out), q, k, v, out, statistics))
+    out, lse = op(q, k, v, *rest)
+    tensors = tuple(x.detach() for x in (torch.ones_like(out), q, k, v, out, lse))
     for need in [(True, True, True), (True, False, False)]:
         torch.library.opcheck(backward_op, (*tensors, *rest, *need))
 
