@@ -15,7 +15,7 @@ import torch
 
 from bench.kernels import check
 from bench.kernels.baselines import OURS, implementations
-from bench.kernels.comparison import BOTH, FORWARD, Case, inputs_of, runs_of
+from bench.kernels.comparison import BOTH, FORWARD, KernelCase, inputs_of, runs_of
 from bench.memory import peak_on_cpu
 
 STORED = Path(__file__).parent / "results" / "exact.json"
@@ -33,7 +33,7 @@ SIZES = {
 def measured() -> dict[str, int]:
     found = {}
     for op, size in SIZES.items():
-        case = Case(op=op, size=tuple(size.items()), dtype=torch.float32, device="cpu")
+        case = KernelCase(op=op, size=tuple(size.items()), dtype=torch.float32, device="cpu")
         function, inputs = implementations(op, "cpu")[OURS].make(), inputs_of(case)
         runs = runs_of(function, inputs, check.upstream_of(check.call(function, inputs)))
         for passes, run in zip((FORWARD, BOTH), runs, strict=True):

@@ -77,7 +77,7 @@ SIZES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """The final loss of a run, and its cost."""
 
     loss: float
@@ -94,14 +94,14 @@ class Outcome:
         return {"loss": self.loss, "M tokens": tokens / 1e6} | times
 
 
-def run(directory: Path, settings: dict[str, object]) -> Outcome:
+def run(directory: Path, settings: dict[str, object]) -> RunOutcome:
     """A whole run of the training command, in this process."""
     torch.compiler.reset()  # each run compiles for itself
     options = SHARED | settings | {"out": directory}
     with cpu_seconds_of_steps() as taken:
         assert train.main(arguments(options)) == 0
     # The mean leaves out the first step, which compiles, from an empty cache or a full one.
-    return Outcome(loss=final_loss(directory), steps=len(taken), step_seconds=statistics.fmean(taken[1:]))
+    return RunOutcome(loss=final_loss(directory), steps=len(taken), step_seconds=statistics.fmean(taken[1:]))
 
 
 def arguments(options: dict[str, object]) -> list[str]:

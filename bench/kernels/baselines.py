@@ -24,7 +24,7 @@ Function = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Implementation:
+class OpImplementation:
     make: Callable[[], Function]
     package: str = ""  # that it needs
     gpu_only: bool = False
@@ -41,16 +41,16 @@ class Implementation:
         return ""
 
 
-def implementations(op: str, device: str) -> dict[str, Implementation]:
+def implementations(op: str, device: str) -> dict[str, OpImplementation]:
     eager = OPS[op].eager
     ours = attention if op == "attention" else getattr(ft, op)
     found = {
-        OURS: Implementation(make=lambda: ours),
-        EAGER: Implementation(make=lambda: eager),
-        "compiled": Implementation(make=lambda: torch.compile(eager, dynamic=False)),
+        OURS: OpImplementation(make=lambda: ours),
+        EAGER: OpImplementation(make=lambda: eager),
+        "compiled": OpImplementation(make=lambda: torch.compile(eager, dynamic=False)),
     }
     if device == "cpu" and op in STREAMING:
-        found[OURS_COMPILED] = Implementation(make=lambda: torch.compile(ours, dynamic=False))
+        found[OURS_COMPILED] = OpImplementation(make=lambda: torch.compile(ours, dynamic=False))
     return found | _OTHERS.get(op, {})
 
 
@@ -122,12 +122,12 @@ def cut_cross_entropy() -> Function:
     return lambda hidden, weight, target: linear_cross_entropy(hidden, weight, target)
 
 
-def _torch(function: Function) -> dict[str, Implementation]:
-    return {"torch": Implementation(make=lambda: function)}
+def _torch(function: Function) -> dict[str, OpImplementation]:
+    return {"torch": OpImplementation(make=lambda: function)}
 
 
-def _liger(make: Callable[[], Function]) -> dict[str, Implementation]:
-    return {"Liger": Implementation(make=make, package="liger_kernel", gpu_only=True)}
+def _liger(make: Callable[[], Function]) -> dict[str, OpImplementation]:
+    return {"Liger": OpImplementation(make=make, package="liger_kernel", gpu_only=True)}
 
 
 _OTHERS = {
@@ -138,7 +138,7 @@ _OTHERS = {
     "linear_cross_entropy": _torch(torch_linear_cross_entropy)
     | _liger(liger_linear_cross_entropy)
     | {
-        "cut-cross-entropy": Implementation(
+        "cut-cross-entropy": OpImplementation(
             make=cut_cross_entropy, package="cut_cross_entropy", gpu_only=True, half_only=True
         )
     },

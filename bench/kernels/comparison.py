@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bench.kernels import check
-from bench.kernels.baselines import OURS, Implementation
+from bench.kernels.baselines import OURS, OpImplementation
 from bench.kernels.ops import OPS, Op, Size, Work
 from bench.kernels.timing import Run, measure
 from bench.memory import peak_bytes
@@ -20,7 +20,7 @@ SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class KernelCase:
     """An op, a size, a dtype and a device."""
 
     op: str
@@ -54,11 +54,11 @@ class Outcome:
     peak: dict[str, int] = field(default_factory=dict)
 
 
-def cases(device: str) -> list[Case]:
+def cases(device: str) -> list[KernelCase]:
     """All cases for this device: on a CPU float32 only, as it is slow at 16-bit matmuls."""
     dtypes = (torch.bfloat16, torch.float32) if device == "cuda" else (torch.float32,)
     return [
-        Case(op=op.name, size=tuple(size.items()), dtype=dtype, device=device)
+        KernelCase(op=op.name, size=tuple(size.items()), dtype=dtype, device=device)
         for op in OPS.values()
         for size in (op.gpu if device == "cuda" else op.cpu)
         for dtype in dtypes
@@ -66,7 +66,7 @@ def cases(device: str) -> list[Case]:
     ]
 
 
-def compare_all(case: Case, implementations: dict[str, Implementation]) -> dict[str, Outcome]:
+def compare_all(case: KernelCase, implementations: dict[str, OpImplementation]) -> dict[str, Outcome]:
     """Check and measure all implementations that can run here."""
     torch.compiler.reset()  # compiled for this size alone, and within dynamo's limit of sizes
     op = OPS[case.op]
@@ -89,7 +89,11 @@ def compare_all(case: Case, implementations: dict[str, Implementation]) -> dict[
 
 
 def _check_all(
-    op: Op, case: Case, functions: dict[str, Callable[..., Any]], inputs: dict[str, Any], upstream: tuple[Tensor, ...]
+    op: Op,
+    case: KernelCase,
+    functions: dict[str, Callable[..., Any]],
+    inputs: dict[str, Any],
+    upstream: tuple[Tensor, ...],
 ) -> dict[str, str]:
     wide = check.truth_dtype(case.dtype, op.elements(case.sizes))
     assert wide is not None
@@ -114,7 +118,7 @@ def runs_of(function: Callable[..., Any], inputs: dict[str, Any], upstream: tupl
     return forward, both
 
 
-def inputs_of(case: Case) -> dict[str, Any]:
+def inputs_of(case: KernelCase) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
 
     def randn(*shape: int) -> Tensor:

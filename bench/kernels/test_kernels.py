@@ -17,7 +17,7 @@ import torch
 
 from bench.figures import exact, memory, rate, ratio, seconds
 from bench.kernels.baselines import EAGER, OURS, OURS_COMPILED, STREAMING, implementations
-from bench.kernels.comparison import BOTH, FORWARD, SHORT, Case, Outcome, cases, compare_all
+from bench.kernels.comparison import BOTH, FORWARD, SHORT, KernelCase, Outcome, cases, compare_all
 from bench.kernels.limits import limits
 from bench.kernels.timing import Replay
 from fasttrain.allocator import keep_freed_memory
@@ -32,7 +32,7 @@ MAX_OF_EAGER["linear", OURS, BOTH] = 1.1  # it is torch's own matmul on some mac
 
 
 @cache
-def compared(case: Case) -> dict[str, Outcome]:
+def compared(case: KernelCase) -> dict[str, Outcome]:
     keep_freed_memory()  # as the trainer does, for all implementations
     return compare_all(case, implementations(case.op, case.device))
 
@@ -48,7 +48,7 @@ def _tests() -> list[Any]:
 
 @pytest.mark.benchmark(timer=CLOCK)
 @pytest.mark.parametrize(("case", "passes", "name"), _tests())
-def test_kernel(case: Case, passes: str, name: str, benchmark: Any, report: Any, one_thread: None) -> None:
+def test_kernel(case: KernelCase, passes: str, name: str, benchmark: Any, report: Any, one_thread: None) -> None:
     benchmark.group = f"{case.name}, {passes}"
     if reason := implementations(case.op, DEVICE)[name].missing(DEVICE, case.dtype):
         pytest.skip(reason)
@@ -56,7 +56,9 @@ def test_kernel(case: Case, passes: str, name: str, benchmark: Any, report: Any,
     publish(case, passes, name, outcomes, benchmark, report)
 
 
-def publish(case: Case, passes: str, name: str, outcomes: dict[str, Outcome], benchmark: Any, report: Any) -> None:
+def publish(
+    case: KernelCase, passes: str, name: str, outcomes: dict[str, Outcome], benchmark: Any, report: Any
+) -> None:
     """Report one implementation's figures, if it passed its check."""
     outcome, eager = outcomes[name], outcomes[EAGER]
     assert not outcome.failure, f"{name} failed its check, and was not timed: {outcome.failure}"

@@ -14,7 +14,7 @@ import torch
 from bench.figures import exact, memory, ratio
 from bench.kernels import check
 from bench.kernels.baselines import EAGER, OURS, implementations
-from bench.kernels.comparison import Case, inputs_of, runs_of
+from bench.kernels.comparison import KernelCase, inputs_of, runs_of
 from bench.kernels.ops import OPS
 from bench.memory import peak_bytes
 
@@ -27,7 +27,7 @@ BASELINES = ("torch", "Liger", "cut-cross-entropy")
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 def test_memory_over_vocabulary(vocab: int, report: Any) -> None:
     size = dict(M=TOKENS, C=HIDDEN, V=vocab)
-    case = Case(op="linear_cross_entropy", size=tuple(size.items()), dtype=DTYPE, device=DEVICE)
+    case = KernelCase(op="linear_cross_entropy", size=tuple(size.items()), dtype=DTYPE, device=DEVICE)
     available = implementations(case.op, DEVICE)
     functions = {n: available[n].make() for n in (OURS, EAGER, *BASELINES) if not available[n].missing(DEVICE, DTYPE)}
     inputs = inputs_of(case)

@@ -77,7 +77,7 @@ class Predicted:
 
 
 @dataclass(frozen=True)
-class Target:
+class PredictedTarget:
     name: str
     roof: Roof
     points: list[Predicted]
@@ -116,7 +116,7 @@ def _kernels(rows: dict[str, dict[str, Any]]) -> tuple[list[Kernel], dict[str, R
     return kernels, roofs
 
 
-def targets(path: Path = STATIC) -> list[Target]:
+def targets(path: Path = STATIC) -> list[PredictedTarget]:
     """Return predictions for every GPU that kernels are compiled for; none if the analysis was not stored."""
     if not path.exists():
         return []
@@ -124,11 +124,11 @@ def targets(path: Path = STATIC) -> list[Target]:
     for row in json.loads(path.read_text()):
         key = tuple(row[k] for k in ("target", "op", "pass", "provider", "shape"))
         launches.setdefault(key, []).append(row)
-    found: dict[str, Target] = {}
+    found: dict[str, PredictedTarget] = {}
     for (target, op, passes, provider, shape), rows in launches.items():
         gpu = CARDS[target].gpu
         low, mid, high = (sum(row["predicted_us"][i] for row in rows) * 1e-6 for i in range(3))
         total_bytes, flops = (sum(row[figure] for row in rows) for figure in ("bytes_memory", "flops"))
-        place = found.setdefault(target, Target(gpu.name, Roof(gpu.bandwidth, gpu.half), []))
+        place = found.setdefault(target, PredictedTarget(gpu.name, Roof(gpu.bandwidth, gpu.half), []))
         place.points.append(Predicted(op, passes, provider, shape, total_bytes, flops, (low, mid, high)))
     return list(found.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from bench.report.content import EAGER, OURS, Kernel, Place, Predicted, Roof, Target
+from bench.report.content import EAGER, OURS, Kernel, Place, Predicted, PredictedTarget, Roof
 from bench.report.plots import COLOURS, Axis, Series, chart, legend
 from bench.report.quantities import number, plain, scaled
 
@@ -29,7 +29,7 @@ _PREDICTED = (
 )
 
 
-def page(places: Sequence[Place], targets: Sequence[Target]) -> str:
+def page(places: Sequence[Place], targets: Sequence[PredictedTarget]) -> str:
     """The HTML."""
     sections = ["<h1>fasttrain: benchmarks</h1>", _about(places, targets)]
     for place in places:
@@ -50,7 +50,7 @@ def page(places: Sequence[Place], targets: Sequence[Target]) -> str:
     )
 
 
-def _about(places: Sequence[Place], targets: Sequence[Target]) -> str:
+def _about(places: Sequence[Place], targets: Sequence[PredictedTarget]) -> str:
     if not places and not targets:
         return "<p>Nothing has been measured yet: make bench-save.</p>"
     measured = [place for place in places if place.hardware["gpu"]]
@@ -91,7 +91,7 @@ def _measured_roofline(place: Place) -> str:
     return _cards(cards)
 
 
-def _predicted_roofline(target: Target) -> str:
+def _predicted_roofline(target: PredictedTarget) -> str:
     series = []
     for op in OPS:
         for ours in (True, False):
@@ -114,7 +114,7 @@ def _predicted_series(op: str, of: Sequence[Predicted], ours: bool) -> Series:
     )
 
 
-def _op_legend(targets: Sequence[Target]) -> list[Series]:
+def _op_legend(targets: Sequence[PredictedTarget]) -> list[Series]:
     predicted = {point.op for target in targets for point in target.points}
     marks = [Series(op, (), colour, hollow=True) for op, colour in OP_COLOURS.items() if op in predicted]
     return [*marks, Series("square: other libraries", (), "var(--soft)", hollow=True, square=True)]

@@ -17,7 +17,7 @@ from bench.static.cases import OURS
 from bench.static.gpus import CARDS
 from bench.static.providers import survey_all, version
 from bench.static.summary import TABLES, markdown
-from bench.static.survey import PASSES, Row
+from bench.static.survey import PASSES, StaticRow
 
 _EPILOGUE = """\
 columns:
@@ -81,11 +81,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _wanted(rows: Iterable[Row], options: argparse.Namespace) -> list[Row]:
+def _wanted(rows: Iterable[StaticRow], options: argparse.Namespace) -> list[StaticRow]:
     return [row for row in rows if row.target in options.target and row.op in options.op]
 
 
-def _update(fresh: Sequence[Row]) -> None:
+def _update(fresh: Sequence[StaticRow]) -> None:
     """Replace what was surveyed, and keep the rest."""
     surveyed = {(row.provider, row.op, row.target) for row in fresh}
     old = json.loads(rules.STORED.read_text()) if rules.STORED.exists() else []
@@ -97,7 +97,7 @@ def _update(fresh: Sequence[Row]) -> None:
 # Showing
 
 
-def _show(console: Console, rows: Sequence[Row], as_json: bool) -> None:
+def _show(console: Console, rows: Sequence[StaticRow], as_json: bool) -> None:
     if as_json:
         print(json.dumps([row.plain() for row in rows], indent=1))
         return
@@ -110,7 +110,7 @@ def _show(console: Console, rows: Sequence[Row], as_json: bool) -> None:
             console.print(_table(f"{op} {shape}", same))
 
 
-def _table(title: str, rows: Sequence[Row]) -> Table:
+def _table(title: str, rows: Sequence[StaticRow]) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
     for name in ("provider", "pass", "launch"):
         table.add_column(name, overflow="fold")
@@ -130,7 +130,7 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
     return table
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: StaticRow) -> list[str]:
     compiled = row.registers is not None
     return [
         row.provider,
@@ -150,7 +150,7 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _sums(rows: Sequence[Row]) -> list[str]:
+def _sums(rows: Sequence[StaticRow]) -> list[str]:
     limit = rows[0].bytes_limit
     times = [sum(row.predicted_us[i] for row in rows) for i in range(3)]
     moved = [cell for figure in rules.BYTES for cell in _bytes(rules.total(rows, figure), limit)]

@@ -48,7 +48,7 @@ class Shape:
 
 
 @dataclass(frozen=True, eq=False)  # a case is itself, and hashable
-class Case:
+class StaticCase:
     """One provider's way to compute a shape: `run` does the forward pass and returns the backward pass, if any."""
 
     provider: str
@@ -238,5 +238,5 @@ _OURS = {
     _run_attention: ATTENTION,
     _run_cross_entropy: ROWS,
 }
-OURS = [Case("fasttrain", shape, run) for run, shapes in _OURS.items() for shape in shapes]
-OURS += [Case("fasttrain", shape, _run_linear, small_run=_run_linear_small, **CHUNKED) for shape in LINEAR]
+OURS = [StaticCase("fasttrain", shape, run) for run, shapes in _OURS.items() for shape in shapes]
+OURS += [StaticCase("fasttrain", shape, _run_linear, small_run=_run_linear_small, **CHUNKED) for shape in LINEAR]

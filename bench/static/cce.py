@@ -26,7 +26,7 @@ from cut_cross_entropy.tl_autotune import _cce_backward_best_config, _cce_forwar
 from triton import Config
 
 from bench.static.cache import Operand, Tiling
-from bench.static.cases import LINEAR, Backward, Case, Sizes, fresh, targets
+from bench.static.cases import LINEAR, Backward, Sizes, StaticCase, fresh, targets
 from bench.static.sources import with_replaced
 
 
@@ -73,9 +73,9 @@ def _tilings(itemsize: int) -> dict[str, Callable[[Sizes], Tiling]]:
     return {"_cce_lse_forward_kernel": _forward, "_cce_backward_kernel": partial(_backward, itemsize=itemsize)}
 
 
-CCE = [Case("cut-cross-entropy", shape, _run, locks=True, tilings=_tilings(2)) for shape in LINEAR]
+CCE = [StaticCase("cut-cross-entropy", shape, _run, locks=True, tilings=_tilings(2)) for shape in LINEAR]
 CCE += [
-    Case(
+    StaticCase(
         "cut-cross-entropy, fp32",
         shape,
         partial(_run, backward=wide_backward),

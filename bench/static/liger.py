@@ -29,8 +29,8 @@ from bench.static.cases import (
     ROWS,
     SWIGLU,
     Backward,
-    Case,
     Sizes,
+    StaticCase,
     fresh,
     targets,
 )
@@ -136,5 +136,7 @@ _LIGER = {
     _run_qk: QK,
     _run_cross_entropy: ROWS,
 }
-LIGER = [Case("liger", shape, run, by_target=run is _run_swiglu) for run, shapes in _LIGER.items() for shape in shapes]
-LIGER += [Case("liger", shape, _run_linear, small_run=_run_linear_small, **CHUNKED) for shape in LINEAR]
+LIGER = [
+    StaticCase("liger", shape, run, by_target=run is _run_swiglu) for run, shapes in _LIGER.items() for shape in shapes
+]
+LIGER += [StaticCase("liger", shape, _run_linear, small_run=_run_linear_small, **CHUNKED) for shape in LINEAR]

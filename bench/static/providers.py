@@ -8,8 +8,8 @@ import multiprocessing
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from bench.static.cases import OURS, Case
-from bench.static.survey import Row, survey
+from bench.static.cases import OURS, StaticCase
+from bench.static.survey import StaticRow, survey
 
 _BASELINES = {
     "liger": ("liger_kernel", "liger-kernel"),
@@ -28,7 +28,7 @@ def version(provider: str) -> str:
     return importlib.metadata.version(_BASELINES[name][1]) if name in _BASELINES else "this repository"
 
 
-def all_cases() -> list[Case]:
+def all_cases() -> list[StaticCase]:
     """Our cases, and those of the installed baselines."""
     cases = list(OURS)
     if "liger" in installed():
@@ -42,7 +42,7 @@ def all_cases() -> list[Case]:
     return cases
 
 
-def survey_all(ops: Sequence[str], targets: Sequence[str], jobs: int) -> list[Row]:
+def survey_all(ops: Sequence[str], targets: Sequence[str], jobs: int) -> list[StaticRow]:
     """The rows of all cases of some ops."""
     numbers = [i for i, case in enumerate(all_cases()) if case.shape.op in ops]
     if jobs == 1:
@@ -53,6 +53,6 @@ def survey_all(ops: Sequence[str], targets: Sequence[str], jobs: int) -> list[Ro
         return [row for task in tasks for row in task.result()]
 
 
-def _survey_case(number: int, targets: Sequence[str]) -> list[Row]:
+def _survey_case(number: int, targets: Sequence[str]) -> list[StaticRow]:
     case = all_cases()[number]
     return [row for target in targets for row in survey(case, target)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.static.gpus import CARDS
 from bench.static.rules import BYTES, OURS, STORED, WHOLE, passes, total
-from bench.static.survey import PASSES, Row
+from bench.static.survey import PASSES, StaticRow
 
 TABLES = STORED.with_suffix(".md")
 BYTES_TARGET = "sm_90"
@@ -28,12 +28,12 @@ _END = """
 """
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[StaticRow]) -> str:
     """The whole file."""
     return "\n".join([_HEAD, *_bytes_table(rows), _MIDDLE, *_metadata_table(rows), _END, *_l2_table(rows), ""])
 
 
-def _bytes_table(rows: Sequence[Row]) -> Iterator[str]:
+def _bytes_table(rows: Sequence[StaticRow]) -> Iterator[str]:
     yield "| op | shape | pass | provider | issued | memory | LRU | unique | GFLOP | predicted us |"
     yield "|---" * 10 + "|"
     here = passes(row for row in rows if row.target == BYTES_TARGET)
@@ -46,15 +46,15 @@ def _bytes_table(rows: Sequence[Row]) -> Iterator[str]:
             yield f"| {op} | {shape} | {direction} | {provider} | {moved} | {flops} | {times} |"
 
 
-def _limit(op: str, rows: Sequence[Row]) -> int:
+def _limit(op: str, rows: Sequence[StaticRow]) -> int:
     """The limit of the pass; for an op that is compared as a whole, that of backward, which moves everything."""
     return max(row.bytes_limit for row in rows) if op in WHOLE else rows[0].bytes_limit
 
 
-def _metadata_table(rows: Sequence[Row]) -> Iterator[str]:
+def _metadata_table(rows: Sequence[StaticRow]) -> Iterator[str]:
     yield "| op | shape | provider | kernel | " + " | ".join(METADATA_TARGETS) + " |"
     yield "|---" * (4 + len(METADATA_TARGETS)) + "|"
-    kernels: dict[tuple[str, ...], dict[str, Row]] = {}
+    kernels: dict[tuple[str, ...], dict[str, StaticRow]] = {}
     for row in sorted(rows, key=lambda r: (r.op, r.shape, r.provider != OURS, r.provider, PASSES.index(r.direction))):
         if row.registers is not None:
             kernels.setdefault((row.op, row.shape, row.provider, row.launch.strip("_")), {})[row.target] = row
@@ -63,17 +63,17 @@ def _metadata_table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| {' | '.join([*names, *cells])} |"
 
 
-def _cell(row: Row) -> str:
+def _cell(row: StaticRow) -> str:
     spills = f", spills {row.spills}" if row.spills else ""
     return f"{row.registers} / {row.occupancy:.0%} / {row.width_bits}{spills}"
 
 
-def _l2_table(rows: Sequence[Row]) -> Iterator[str]:
+def _l2_table(rows: Sequence[StaticRow]) -> Iterator[str]:
     targets = list(dict.fromkeys(row.target for row in rows if row.op in WHOLE))
     targets.sort(key=list(CARDS).index)
     yield "| shape | provider | " + " | ".join(CARDS[target].gpu.name for target in targets) + " |"
     yield "|---" * (2 + len(targets)) + "|"
-    groups: dict[tuple[str, str], dict[str, list[Row]]] = {}
+    groups: dict[tuple[str, str], dict[str, list[StaticRow]]] = {}
     for row in rows:
         if row.op in WHOLE:
             groups.setdefault((row.shape, row.provider), {}).setdefault(row.target, []).append(row)
@@ -82,5 +82,5 @@ def _l2_table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| {' | '.join([*names, *cells])} |"
 
 
-def _gigabytes(rows: Sequence[Row]) -> str:
+def _gigabytes(rows: Sequence[StaticRow]) -> str:
     return ", ".join(f"{total(rows, figure) / 1e9:.1f}" for figure in ("bytes_memory", "bytes_lru")) if rows else ""

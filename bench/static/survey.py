@@ -11,7 +11,7 @@ from functools import cache, partial
 from typing import Any
 
 from bench.static.cache import memory_bytes
-from bench.static.cases import Case, Sizes
+from bench.static.cases import Sizes, StaticCase
 from bench.static.counts import Counts, extrapolate, flat, unflat
 from bench.static.gpus import CARDS
 from bench.static.prediction import predicted_us
@@ -26,7 +26,7 @@ _WIDE_SHARE = 0.9  # of the bytes of a kernel, by instructions: the rest are val
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class StaticRow:
     """One kernel of one pass on one target, all its launches together. None: torch runs it, nothing is compiled."""
 
     op: str
@@ -58,14 +58,14 @@ class Row:
         return {"pass" if name == "direction" else name: value for name, value in asdict(self).items()}
 
     @staticmethod
-    def of(plain: dict[str, Any]) -> Row:
-        return Row(**{"direction" if name == "pass" else name: value for name, value in plain.items()})
+    def of(plain: dict[str, Any]) -> StaticRow:
+        return StaticRow(**{"direction" if name == "pass" else name: value for name, value in plain.items()})
 
 
-def survey(case: Case, target: str) -> list[Row]:
+def survey(case: StaticCase, target: str) -> list[StaticRow]:
     """Return the rows of a case on a target."""
     sizes = case.shape.full | dict(SMS=CARDS[target].multiprocessors)
-    rows: dict[tuple[str, str], Row] = {}
+    rows: dict[tuple[str, str], StaticRow] = {}
     for direction, events in _recorded(case, sizes, target).items():
         first = next((event for event in events if isinstance(event, RecordedLaunch)), None)
         for number, event in enumerate(events):
@@ -84,11 +84,11 @@ def survey(case: Case, target: str) -> list[Row]:
 
 
 def _row(
-    case: Case, direction: str, target: str, counts: Counts, metadata: KernelMetadata | None, *, programs: int
-) -> Row:
+    case: StaticCase, direction: str, target: str, counts: Counts, metadata: KernelMetadata | None, *, programs: int
+) -> StaticRow:
     held = metadata.occupancy if metadata else None
     launched = dict(programs=programs, resident=held.blocks if held else 1)
-    return Row(
+    return StaticRow(
         op=case.shape.op,
         direction=direction,
         provider=case.provider,
@@ -116,7 +116,7 @@ def _row(
     )
 
 
-def _sum(row: Row, other: Row) -> Row:
+def _sum(row: StaticRow, other: StaticRow) -> StaticRow:
     """Two launches of a kernel as one row; of two binaries, what the worse one needs."""
     both = (row, other)
     added = ("launches", "bytes_issued", "bytes_memory", "bytes_lru", "bytes_unique", "flops", "special")
@@ -146,7 +146,7 @@ def width(metadata: KernelMetadata) -> int:
 # At full size, compiled and not run
 
 
-def _recorded(case: Case, sizes: Sizes, target: str) -> dict[str, list[RecordedLaunch | Counts]]:
+def _recorded(case: StaticCase, sizes: Sizes, target: str) -> dict[str, list[RecordedLaunch | Counts]]:
     """Launches and operations of torch, by pass."""
     with kernels_on_cpu(multiprocessors=sizes["SMS"]), record(target) as launches, TorchOps(launches) as noted:
         return _by_pass(case.run, case.provider, sizes, noted.events, target)
@@ -176,7 +176,7 @@ def _as_if_on(provider: str, target: str) -> contextlib.AbstractContextManager[N
 # At small sizes, interpreted
 
 
-def _alike(case: Case, target: str) -> str:
+def _alike(case: StaticCase, target: str) -> str:
     """A target on which the case launches the same kernels with the same tiles, and which stands for many."""
     if case.by_target:
         return target
@@ -186,12 +186,12 @@ def _alike(case: Case, target: str) -> str:
 
 
 @cache
-def _interpreted(case: Case, target: str) -> list[tuple[Sizes, dict[str, list[Launch]]]]:
+def _interpreted(case: StaticCase, target: str) -> list[tuple[Sizes, dict[str, list[Launch]]]]:
     """The small runs of a case: their sizes, and their launches by pass."""
     return list(_interpret(case, target))
 
 
-def _interpret(case: Case, target: str) -> Iterator[tuple[Sizes, dict[str, list[Launch]]]]:
+def _interpret(case: StaticCase, target: str) -> Iterator[tuple[Sizes, dict[str, list[Launch]]]]:
     run, memory = case.small_run or case.run, TARGETS[target].shared_per_block
     for sizes in case.small or case.shape.small:
         simulated = kernels_on_cpu(multiprocessors=sizes["SMS"], shared_memory=memory)
@@ -199,7 +199,7 @@ def _interpret(case: Case, target: str) -> Iterator[tuple[Sizes, dict[str, list[
             yield sizes, _by_pass(run, case.provider, sizes, partial(list, launches), target)
 
 
-def _counts(case: Case, direction: str, number: int, sizes: Sizes, programs: int, target: str) -> Counts:
+def _counts(case: StaticCase, direction: str, number: int, sizes: Sizes, programs: int, target: str) -> Counts:
     """The counts of a launch of a pass at full size."""
     terms = case.terms or case.shape.terms
     points, values = [], []

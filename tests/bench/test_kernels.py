@@ -17,7 +17,7 @@ import torch
 
 from bench.kernels import check, limits, timing
 from bench.kernels.baselines import OURS, implementations
-from bench.kernels.comparison import BOTH, FORWARD, Case, cases, inputs_of
+from bench.kernels.comparison import BOTH, FORWARD, KernelCase, cases, inputs_of
 from bench.kernels.limits import Limits
 from bench.kernels.ops import OPS, Work
 from bench.memory import peak_on_cpu, peak_on_gpu
@@ -36,8 +36,8 @@ TINY = {
 }
 
 
-def tiny(op: str) -> Case:
-    return Case(op=op, size=tuple(TINY[op].items()), dtype=torch.float32, device="cpu")
+def tiny(op: str) -> KernelCase:
+    return KernelCase(op=op, size=tuple(TINY[op].items()), dtype=torch.float32, device="cpu")
 
 
 def checked(op: str, function, *, ours: bool) -> str:
@@ -49,7 +49,7 @@ def checked(op: str, function, *, ours: bool) -> str:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_contenders_of_a_cpu_are_right(op):
+def test_implementations_on_a_cpu_pass_their_checks(op):
     for name, implementation in implementations(op, "cpu").items():
         if not implementation.missing("cpu", torch.float32) and "compiled" not in name:
             assert checked(op, implementation.make(), ours=name == OURS) == "", name
@@ -70,7 +70,7 @@ def test_cut_cross_entropy_is_called_as_it_wants_to_be():
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_wrong_contender_is_found(op, ours):
+def test_a_wrong_implementation_is_found(op, ours):
     def nearly(**inputs):
         outputs = check.call(OPS[op].eager, inputs)
         return tuple(output * 1.001 for output in outputs)
@@ -103,13 +103,13 @@ def test_the_grid_has_every_op_at_several_sizes(device):
 
 
 def test_work_by_hand():
-    case = Case(op="swiglu", size=(("M", 10), ("F", 7)), dtype=torch.bfloat16, device="cpu")
+    case = KernelCase(op="swiglu", size=(("M", 10), ("F", 7)), dtype=torch.bfloat16, device="cpu")
     assert case.work(FORWARD).bytes == 2 * 3 * 70
     assert case.work(BOTH).bytes == 2 * (3 + 5) * 70
-    case = Case(op="linear_cross_entropy", size=(("M", 3), ("C", 5), ("V", 7)), dtype=torch.float32, device="cpu")
+    case = KernelCase(op="linear_cross_entropy", size=(("M", 3), ("C", 5), ("V", 7)), dtype=torch.float32, device="cpu")
     assert case.work(BOTH) == Work(4 * 3 * (15 + 35), 6 * 3 * 5 * 7)
     # Attention's FLOPs by counting the pairs that a causal mask leaves
-    case = Case(
+    case = KernelCase(
         op="attention", size=(("M", 8), ("T", 4), ("H", 2), ("K", 1), ("D", 3)), dtype=torch.float32, device="cpu"
     )
     pairs = 2 * sum(range(1, 5)) * 2  # sequences, keys of each query, heads
@@ -240,13 +240,14 @@ from bench.kernels import baselines, ops
 
 tracking.HISTORY = Path(os.environ["HISTORY"])
 ops.OPS["swiglu"] = dataclasses.replace(ops.OPS["swiglu"], cpu=[dict(M=8, F=64)])
-baselines._OTHERS["swiglu"]["broken"] = baselines.Implementation(make=lambda: lambda gate, up: F.silu(gate) * up * 1.01)
+broken = baselines.OpImplementation(make=lambda: lambda gate, up: F.silu(gate) * up * 1.01)
+baselines._OTHERS["swiglu"]["broken"] = broken
 baselines.STREAMING = ()
 torch.compile = lambda function, **options: function  # seconds that nobody needs here
 """
 
 
-def test_no_speed_of_a_broken_contender(tmp_path):
+def test_a_broken_implementation_is_not_timed(tmp_path):
     (tmp_path / "broken.py").write_text(PLUGIN)
     search = os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "kernels")))
     options = ["-k", "swiglu", "--save", "-rs", f"--benchmark-json={tmp_path / 'times.json'}"]

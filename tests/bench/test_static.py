@@ -17,7 +17,7 @@ from bench.static.counts import Counts, NotPolynomial, extrapolate, flat
 from bench.static.gpus import CARDS
 from bench.static.prediction import predicted_us
 from bench.static.summary import TABLES, markdown
-from bench.static.survey import Row, _by_pass, _counts, _sum, survey, width
+from bench.static.survey import StaticRow, _by_pass, _counts, _sum, survey, width
 from bench.static.torch_ops import TorchOps, record_matmul
 from fasttrain_kernels import linear_cross_entropy
 from fasttrain_kernels._registration import kernels_on_cpu
@@ -383,7 +383,7 @@ def test_the_command_prints_json_with_the_documented_fields(capsys):
     assert main(["--target", "sm_90", "--op", "swiglu", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["pass"] for row in rows} == {"forward", "backward"}
-    assert [Row.of(row).plain() for row in rows] == rows
+    assert [StaticRow.of(row).plain() for row in rows] == rows
 
 
 @pytest.mark.parametrize("wrong", [["--target", "sm_70"], ["--op", "softmax"]])
