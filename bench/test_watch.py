@@ -58,7 +58,7 @@ def test_detection_of_spikes(report) -> None:
 
 
 def test_slow_downs(report) -> None:
-    table = {}
+    table: dict[str, dict[str, float]] = {}
     for name, tail in (("noise of 10%", 0.0), ("and one step in 20 is much slower", 0.05)):
         runs = 40
         false = sum(len(slow_run(5000, seed, ranks=2, tail=tail)) for seed in range(runs))

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from fasttrain import config
 from fasttrain.distributed.runtime import Runtime
 from fasttrain.model import Decoder
-from fasttrain_kernels.linear import product
+from fasttrain_kernels.linear import matmul
 
 
 def cpp_compiler() -> str:
@@ -116,7 +116,7 @@ def _saved(_: object, op: Any, *args: object, **kwargs: object) -> CheckpointPol
 
 
 _aten = torch.ops.aten
-_MATMULS = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.linear.default, product}
+_MATMULS = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.linear.default, matmul}
 
 
 _RECOMPUTE: dict[str, dict[str, Any]] = {

@@ -49,7 +49,7 @@ def outlook(settings: config.Config, cores: int) -> Iterator[Finding]:
         yield finding("blocks", f"{'compiled' if compiled else 'not compiled'} ({why})")
     except ValueError as error:  # the compiler, which has a finding of its own
         yield finding("blocks", f"none: {error}")
-    yield finding("kernels", "Triton" if device.type == "cuda" else "their CPU forms")
+    yield finding("kernels", "Triton" if device.type == "cuda" else "their CPU implementations")
     yield _attention(settings, device, DTYPES[precision])
     known = gpu_of_device(torch.cuda.get_device_name()) if device.type == "cuda" else None
     yield finding(
@@ -62,7 +62,7 @@ def outlook(settings: config.Config, cores: int) -> Iterator[Finding]:
 
 def _attention(settings: config.Config, device: torch.device, dtype: torch.dtype) -> Finding:
     """The backend for this run's heads, and why not the ones before it that are for this device."""
-    from fasttrain_kernels import explain_attention_backend, native
+    from fasttrain_kernels import cpp, explain_attention_backend
 
     model = settings.model
     q, k = (
@@ -74,7 +74,7 @@ def _attention(settings: config.Config, device: torch.device, dtype: torch.dtype
     before = list(takewhile(lambda each: each[1] != "ok", answers.items()))
     why = [f"{name}: {answer.splitlines()[0]}" for name, answer in before if not answer.startswith("device ")]
     value = f"{chosen} ({'; '.join(why)})" if why else chosen
-    if ("native", native.missing()) not in before:
+    if ("cpp", cpp.missing()) not in before:
         return Finding(section=SECTION, name="attention", value=value)
     return Finding(
         section=SECTION, name="attention", value=value, level="missing",

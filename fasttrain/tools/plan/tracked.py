@@ -25,7 +25,7 @@ from fasttrain.distributed.parallelize import before_backward, parallelize
 from fasttrain.model import Decoder
 from fasttrain.optim import clip, make_optimizer
 from fasttrain_kernels._registration import kernels_on_cpu
-from fasttrain_kernels.linear_cross_entropy import ops as linear_cross_entropy
+from fasttrain_kernels.linear_cross_entropy import op as linear_cross_entropy
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
