@@ -18,27 +18,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fasttrain.allocator import keep_freed_memory
-from fasttrain.config import Model, Optim, Parallel
-from fasttrain.convert import huggingface_config, to_huggingface
+from fasttrain.distributed.allocator import keep_freed_memory
+from fasttrain.config import ModelConfig, OptimConfig, ParallelConfig
+from fasttrain.hf.names import huggingface_config, to_huggingface
 from fasttrain.model import Decoder
 from fasttrain.optim import clip, make_optimizer
-from fasttrain.parallel import distribute
+from fasttrain.distributed.parallelize import parallelize
 from fasttrain_kernels import rotary_table
 
-MODEL, BATCH, SEQUENCE = Model(), 8, 256
-OPTIM = Optim()
+MODEL, BATCH, SEQUENCE = ModelConfig(), 8, 256
+OPTIM = OptimConfig()
 OPS = ("fasttrain_kernels.rms_norm", "fasttrain_kernels.swiglu", "fasttrain_kernels.qk_norm_rope.op")
 
 Step = Callable[[], float]
 
 
-def fasttrain(vocab: int, parallel: Parallel = Parallel()) -> Step:  # noqa: B008  (frozen)
+def fasttrain(vocab: int, parallel: ParallelConfig = ParallelConfig()) -> Step:  # noqa: B008  (frozen)
     """Our step as the trainer runs it, with an allocator that keeps its memory."""
     keep_freed_memory()
     model = decoder(vocab)
     alone: Any = SimpleNamespace(world=1, dtype=torch.float32)
-    distribute(model, parallel, alone, compiled=True)
+    parallelize(model, parallel, alone, compiled=True)
     optimizer = make_optimizer(model, OPTIM, torch.device("cpu"))
     inputs, targets = batch(vocab)
 
@@ -56,7 +56,7 @@ def fasttrain(vocab: int, parallel: Parallel = Parallel()) -> Step:  # noqa: B00
 
 def fasttrain_selective(vocab: int) -> Step:
     """Our step with parallel.recompute = "selective": less memory, a few per cent more time."""
-    return fasttrain(vocab, Parallel(recompute="selective"))
+    return fasttrain(vocab, ParallelConfig(recompute="selective"))
 
 
 def fasttrain_opaque(vocab: int) -> Step:

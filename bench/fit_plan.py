@@ -1,4 +1,4 @@
-"""Fits the figures of fasttrain/plan/calibration.toml to the published runs that are not held out:
+"""Fits the figures of fasttrain/tools/plan/calibration.toml to the published runs that are not held out:
 
     python -m bench.fit_plan          # prints the errors; --write also writes the file
 
@@ -15,8 +15,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from fasttrain.plan import speed
-from fasttrain.plan.published import Point, points
+from fasttrain.tools.plan import speed
+from fasttrain.tools.plan.published import Point, points
 
 SHARED = ("bandwidth", "unfused", "exposed")
 OWN = ("products", "attention")

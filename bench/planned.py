@@ -19,8 +19,8 @@ import torch
 import fasttrain.train
 from fasttrain.cli.parse import load
 from fasttrain.metrics import used_memory
-from fasttrain.plan.cpu import cpu_outlook, resident_memory
-from fasttrain.plan.data import vocab_of
+from fasttrain.tools.plan.cpu import cpu_outlook, resident_memory
+from fasttrain.tools.plan.data import vocab_of
 from fasttrain.recipes import RECIPES
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from bench.figures import Figure, rate, ratio, seconds
-from fasttrain.allocator import keep_freed_memory
+from fasttrain.distributed.allocator import keep_freed_memory
 from fasttrain.data import Batches, Component, Dataset, Prefetcher, standard_library
 
 BUILD_SECONDS = 15  # by the clock, on 2 cores

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from bench.figures import rate, ratio
-from fasttrain.config import Model
-from fasttrain.generate import Sampling, generate
+from fasttrain.config import ModelConfig
+from fasttrain.tools.generate import Sampling, generate
 from fasttrain.model import Decoder
-from tests.fasttrain.generate.models import in_transformers
+from tests.fasttrain.tools.generate.models import in_transformers
 
-MODEL = Model()  # of the recipe tiny
+MODEL = ModelConfig()  # of the recipe tiny
 VOCAB, SEQUENCE, PROMPT, ROUNDS = 4096, 256, 32, 3
 TOKENS = {1: 64, 8: 32}  # by the number of texts
 MARGIN = 0.3  # from run to run: without a cache, 8 texts took 7.6 to 9.6 times as long

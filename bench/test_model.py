@@ -12,7 +12,7 @@ import torch
 from bench.baselines import BATCH, MODEL, SEQUENCE
 from bench.figures import memory, rate, ratio, seconds
 from bench.interleaved import interleaved_runs
-from fasttrain.size import flops_per_token
+from fasttrain.flops import flops_per_token
 
 ROUNDS = {8_192: 5, 50_304: 3}
 # At the larger vocabulary the setting that saves memory, so that one run meets the limits of speed and of memory.

@@ -96,11 +96,11 @@ class RunOutcome:
 
 def run(directory: Path, settings: dict[str, object]) -> RunOutcome:
     """A whole run of the training command, in this process."""
-    torch.compiler.reset()  # each run compiles for itself
+    torch.compiler.reset()  # each run should_compile for itself
     options = SHARED | settings | {"out": directory}
     with cpu_seconds_of_steps() as taken:
         assert train.main(arguments(options)) == 0
-    # The mean leaves out the first step, which compiles, from an empty cache or a full one.
+    # The mean leaves out the first step, which should_compile, from an empty cache or a full one.
     return RunOutcome(loss=final_loss(directory), steps=len(taken), step_seconds=statistics.fmean(taken[1:]))
 
 

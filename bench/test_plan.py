@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 from bench.figures import memory, rate
-from fasttrain.plan.published import points
+from fasttrain.tools.plan.published import points
 
 MAX_MEMORY_ERROR, MAX_SPEED_ERROR = 0.10, 0.20
 COMMON = (
@@ -49,7 +49,7 @@ def test_runs_on_this_cpu(report, tmp_path):
 
 
 def test_published_runs(report):
-    """The figures that the documentation gives; tests/fasttrain/plan/test_published.py sets the limits."""
+    """The figures that the documentation gives; tests/fasttrain/tools/plan/test_published.py sets the limits."""
     rows = {}
     for held_out, name in ((False, "fitted"), (True, "held out")):
         chosen = [point for point in points() if point.held_out == held_out]
