@@ -1,6 +1,6 @@
 # CI runs these targets verbatim. Everything is installed into .venv by the first target that needs it.
 .DEFAULT_GOAL := help
-.PHONY: help train tour test test-slow test-gpu test-browser test-eval test-docs test-faults check format bench bench-save bench-long bench-report compiled static clean
+.PHONY: help train self-check test test-slow test-gpu test-browser test-eval test-docs test-faults check format bench bench-save bench-long bench-report compiled static clean
 
 VENV    ?= .venv
 PYTHON  ?= python3
@@ -15,8 +15,8 @@ help: ## this list
 train: $(VENV)/.installed ## install, and train the default recipe: a small model on this machine, in about two minutes
 	@$(BIN)/python -m fasttrain.train
 
-tour: $(VENV)/.installed-dev ## every op of the kernel library, forward and backward, against its reference
-	@$(BIN)/python -m fasttrain_kernels.testing.tour
+self-check: $(VENV)/.installed-dev ## every op of the kernel library, forward and backward, against its reference
+	@$(BIN)/python -m fasttrain_kernels.testing.self_check
 
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist=worksteal --durations=8
 
@@ -69,7 +69,7 @@ bench-report: $(VENV)/.installed-dev ## bench.html: the saved figures as a page 
 	@$(BIN)/python -m bench.report --out bench.html
 
 compiled: $(VENV)/.installed-dev ## every kernel compiled for every GPU target: registers, spills, shared memory
-	@$(BIN)/python -m fasttrain_kernels.testing.compiled
+	@$(BIN)/python -m fasttrain_kernels.testing.compiled --stored bench/results/compiled.json
 
 static: $(VENV)/.installed-dev ## bytes, registers and widths at training shapes, beside the stored ones of Liger and CCE
 	@$(BIN)/python -m bench.static --check

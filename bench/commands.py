@@ -12,7 +12,7 @@ from fasttrain.metrics import read_metrics
 
 
 def finished_run(program: Sequence[str], out: Path, *options: Any) -> list[dict[str, float]]:
-    """The metrics of a run that has come to its end."""
+    """Run the command to its end, and return its metrics."""
     command = [*program, "--out", str(out), "--log.tensorboard", "False", *map(str, options)]
     result = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]

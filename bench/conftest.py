@@ -1,6 +1,6 @@
 """Benchmarks print their figures at the end of the run, with the change since the last one; --save keeps them.
 
-A test tells its figures through `report`; bench/figures.py says which of them gate.
+A test reports its figures through `report`; bench/figures.py says which of them gate.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from bench import machine, tracking
 from bench.figures import Figure, figure
 from fasttrain.metrics.sensors import GpuSensors
 
-Table = dict[str, dict[str, float | Figure]]  # figures by contender and name
+Table = dict[str, dict[str, float | Figure]]  # figures by implementation and name
 
 
 class Results:
-    """What the tests of this run have told."""
+    """The figures that the tests of this run have reported."""
 
     def __init__(self) -> None:
         self.tables: dict[str, dict[str, dict[str, Figure]]] = {}  # by title
@@ -29,14 +29,14 @@ class Results:
         self.changes: list[tracking.Change] = []
 
     def add(self, title: str, table: Table, about: dict[str, Any]) -> list[str]:
-        """Take in a table; returns what is wrong with its figures by themselves."""
+        """Add a table; return the figures that exceed their limits."""
         broken = []
-        for contender, told in table.items():
-            for key, value in told.items():
-                name, one = f"{title.split(':')[0]}/{contender}/{key}", figure(value)
-                self.tables.setdefault(title, {}).setdefault(contender, {})[key] = one
+        for implementation, reported in table.items():
+            for key, value in reported.items():
+                name, one = f"{title.split(':')[0]}/{implementation}/{key}", figure(value)
+                self.tables.setdefault(title, {}).setdefault(implementation, {})[key] = one
                 self.figures[name] = one
-                self.rows[name] = one.row() | ({"about": about | {"contender": contender}} if about else {})
+                self.rows[name] = one.row() | ({"about": about | {"implementation": implementation}} if about else {})
                 if one.broken:
                     broken.append(f"{name}: {one.broken}")
         return broken
@@ -46,8 +46,10 @@ class Results:
         for title, table in self.tables.items():
             lines.append(f"\n{title}")
             width = 2 + max(map(len, table))
-            for contender, row in table.items():
-                lines.append(f"  {contender:<{width}}" + "   ".join(f"{key} {_short(f)}" for key, f in row.items()))
+            for implementation, row in table.items():
+                lines.append(
+                    f"  {implementation:<{width}}" + "   ".join(f"{key} {_short(f)}" for key, f in row.items())
+                )
         return lines
 
 
@@ -72,7 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What was saved is read before the first benchmark, so that a damaged file costs nothing."""
+    """Read the saved runs before the first benchmark, so that a corrupt file costs nothing."""
     try:
         session.config.stash[_results].past = tracking.history(tracking.HISTORY)
     except ValueError as error:
@@ -95,16 +97,16 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     run = tracking.this_run(results.rows, GpuSensors(torch.device("cuda")).read() if torch.cuda.is_available() else {})
     if results.changes:
-        _tell_changes(terminalreporter.write_line, results, run)
+        _print_changes(terminalreporter.write_line, results, run)
     if config.getoption("--save"):
         terminalreporter.write_line(f"\nsaved in {tracking.save(run, tracking.HISTORY)}")
 
 
-def _tell_changes(write: Callable[[str], None], results: Results, run: tracking.Run) -> None:
+def _print_changes(write: Callable[[str], None], results: Results, run: tracking.Run) -> None:
     saved = tracking.saved_values(results.past, run.hardware)
     before_now = [saved[change.name][-1][1] for change in results.changes if change.name in saved]
     since = max(before_now, key=lambda past: past.date, default=None)
-    before = f"last of them: {since.told}" if since else "none was saved before"
+    before = f"last of them: {since.label}" if since else "none was saved before"
     where = run.hardware["gpu"] or run.hardware["cpu"]
     width = 2 + max(len(change.name) for change in results.changes)
     write(f"\nchange on {where}, {run.commit}{' with changes' if run.changes else ''} ({before})")
@@ -128,7 +130,7 @@ def _short(figure: Figure) -> str:
 
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """report("slug: what it is", table): figures by contender, printed and tracked; fails beyond their limits.
+    """report("slug: what it is", table): figures by implementation, printed and tracked; fails beyond their limits.
 
     `about` is stored with every row, for the page of bench.report.
     """
@@ -142,7 +144,7 @@ def report(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
-    """A test whose figures are beyond their limits fails, once it has told all of them."""
+    """A test whose figures are beyond their limits fails, once it has reported all of them."""
     result = yield
     broken = pyfuncitem.stash.get(_broken, [])
     assert not broken, "; ".join(broken)

@@ -1,7 +1,7 @@
 """Bytes that each op allocates on a CPU at its peak: exact, so that `make test` holds them to the stored ones.
 
-python -m bench.exact              what has changed; exit code 1 if anything has
-python -m bench.exact --update     store what is so now
+python -m bench.exact              print what has changed; exit code 1 if anything has
+python -m bench.exact --update     store the current figures
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from bench.kernels import check
-from bench.kernels.contenders import OURS, contenders
-from bench.kernels.race import BOTH, FORWARD, Case, inputs_of, runs_of
+from bench.kernels.baselines import OURS, implementations
+from bench.kernels.comparison import BOTH, FORWARD, KernelCase, inputs_of, runs_of
 from bench.memory import peak_on_cpu
 
 STORED = Path(__file__).parent / "results" / "exact.json"
@@ -33,8 +33,8 @@ SIZES = {
 def measured() -> dict[str, int]:
     found = {}
     for op, size in SIZES.items():
-        case = Case(op=op, size=tuple(size.items()), dtype=torch.float32, device="cpu")
-        function, inputs = contenders(op, "cpu")[OURS].make(), inputs_of(case)
+        case = KernelCase(op=op, size=tuple(size.items()), dtype=torch.float32, device="cpu")
+        function, inputs = implementations(op, "cpu")[OURS].make(), inputs_of(case)
         runs = runs_of(function, inputs, check.upstream_of(check.call(function, inputs)))
         for passes, run in zip((FORWARD, BOTH), runs, strict=True):
             run()  # once before: what is made once and kept is not the op's
@@ -43,19 +43,19 @@ def measured() -> dict[str, int]:
 
 
 def changes(now: dict[str, int], stored: dict[str, int]) -> list[str]:
-    """One line for each figure that differs, the word "worse" in those that are more."""
+    """Return a line for each figure that differs, marked "worse" where it is more."""
     lines = []
     for name in now.keys() | stored.keys():
         a, b = stored.get(name), now.get(name)
         if a != b:
-            verdict = "new" if a is None else "gone" if b is None else "worse" if b > a else "better"
-            lines.append(f"{name}: {a} -> {b} bytes, {verdict}")
+            change = "new" if a is None else "gone" if b is None else "worse" if b > a else "better"
+            lines.append(f"{name}: {a} -> {b} bytes, {change}")
     return sorted(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.exact", description=__doc__.splitlines()[0])
-    parser.add_argument("--update", action="store_true", help="store what is so now")
+    parser.add_argument("--update", action="store_true", help="store the current figures")
     update = parser.parse_args(argv).update
     now = measured()
     found = changes(now, json.loads(STORED.read_text()) if STORED.exists() else {})

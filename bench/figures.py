@@ -1,8 +1,8 @@
-"""What a benchmark says: a number, what kind of number, and what it must not exceed.
+"""Figures of benchmarks: a number, its kind, and its limits.
 
 ratio   against a reference in the same run; gates: by its limit, and against saved runs by its margin
 exact   the same on every run of the same code, as bytes; gates: may never get worse
-time, memory, rate, note   told and stored, not judged: they are the machine's as much as ours
+time, memory, rate, note   reported and stored, without limits: they are the machine's as much as ours
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-MARGIN = 0.15  # of a ratio from run to run, where nothing else is said
+MARGIN = 0.15  # of a ratio from run to run, by default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Figure:
 
     @property
     def broken(self) -> str:
-        """What is wrong with it by itself; "" if nothing is."""
+        """Return the limit that it exceeds; "" if none."""
         if self.at_most is not None and not self.value <= self.at_most:  # not: NaN is wrong too
             return f"{self.value:.4g} is more than {self.at_most:g}"
         if self.at_least is not None and not self.value >= self.at_least:
@@ -33,14 +33,14 @@ class Figure:
         return ""
 
     def worse_than(self, last: float) -> bool:
-        """Beyond its margin."""
+        """Whether it is worse by more than its margin."""
         if self.margin is None:
             return False
-        room = 1 - self.margin if self.more_is_better else 1 + self.margin
-        return self.value < last * room if self.more_is_better else self.value > last * room
+        factor = 1 - self.margin if self.more_is_better else 1 + self.margin
+        return self.value < last * factor if self.more_is_better else self.value > last * factor
 
     def row(self) -> dict[str, Any]:
-        """As it is stored: what is not set is left out."""
+        """The row that is stored, without unset limits."""
         limits = {"at_most": self.at_most, "at_least": self.at_least, "margin": self.margin}
         row = {"value": self.value, "unit": self.unit, "kind": self.kind}
         return row | {name: limit for name, limit in limits.items() if limit is not None}
@@ -49,7 +49,7 @@ class Figure:
 def ratio(
     value: float, *, at_most: float | None = None, at_least: float | None = None, margin: float | None = MARGIN
 ) -> Figure:
-    """Of two measurements of one run. Less is better, unless it is to be `at_least` something."""
+    """A ratio of two measurements of one run. Less is better, unless `at_least` is given."""
     more = at_least is not None
     return Figure(
         value=value, unit="", kind="ratio", at_most=at_most, at_least=at_least, margin=margin, more_is_better=more

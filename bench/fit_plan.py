@@ -25,7 +25,7 @@ BOUNDS = {
     "matmuls": (0.3, 1.0), "attention": (0.1, 0.9), "bandwidth": (0.5, 0.95), "unfused": (1.0, 6.0),
     "exposed": (0.02, 0.6),
 }  # fmt: skip
-FEW = ("ada-geforce",)
+ONE_SOURCE = ("ada-geforce",)
 # Figures for architectures without a published run: those of the nearest one, and twice the band
 BORROWED = {
     "ada": "ada-geforce", "ampere-geforce": "ada-geforce", "blackwell-geforce": "ada-geforce", "blackwell": "hopper",
@@ -80,7 +80,7 @@ def text(figures: Figures, band: float) -> str:
     for architecture in FITTED:
         lines += ["", f"[architectures.{architecture}]"]
         lines += [f"{name} = {figures[architecture, name]:.4g}" for name in OWN]
-        if architecture in FEW:
+        if architecture in ONE_SOURCE:
             lines.append(f"band = {1.5 * band:.3f}  # one source only")
     for architecture, nearest in BORROWED.items():
         lines += ["", f"# No published run is on one: the figures of {nearest}", f"[architectures.{architecture}]"]
@@ -105,11 +105,11 @@ def main() -> None:
     calibration = [point for point in points() if not point.held_out]
     held_out = [point for point in points() if point.held_out]
     figures = fit(start(), calibration)
-    judged = errors(figures, held_out)
-    band = statistics.quantiles((abs(error) for error in judged), n=10)[-1]
+    held_out_errors = errors(figures, held_out)
+    band = statistics.quantiles((abs(error) for error in held_out_errors), n=10)[-1]
     print(text(figures, band))
     describe("calibration", calibration, errors(figures, calibration))
-    describe("held out", held_out, judged)
+    describe("held out", held_out, held_out_errors)
     if "--write" in sys.argv:
         Path(speed.TABLE).write_text(text(figures, band))
 

@@ -1,4 +1,4 @@
-"""Where and with what a benchmark ran: hardware, versions, and the source down to uncommitted changes."""
+"""The environment of a benchmark: hardware, versions, and the source down to uncommitted changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOT_SOURCE = (":!bench/results", ":!docs", ":!*.md")
 
 
 def hardware() -> dict[str, Any]:
-    """What has to be equal for two runs to be compared."""
+    """Return what has to be equal for two runs to be compared."""
     gpus = torch.cuda.device_count()
     return {
         "cpu": _processor(),
@@ -32,7 +32,7 @@ def hardware() -> dict[str, Any]:
 
 
 def slug(hardware: dict[str, Any]) -> str:
-    """For file names: the GPU, or the processor."""
+    """Name the GPU or the processor, for file names."""
     name, count = (hardware["gpu"], hardware["gpus"]) if hardware["gpu"] else (hardware["cpu"], hardware["cores"])
     return f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}-{count}x"
 
@@ -66,7 +66,7 @@ def _git(root: Path, *arguments: str) -> bytes:
 
 
 def _processor() -> str:
-    """With family and model where Linux tells: a virtual machine's processor may be called just "AMD EPYC"."""
+    """Name the processor, with family and model if known: in a virtual machine it may be just "AMD EPYC"."""
     name = device_name(torch.device("cpu"))
     try:
         text = Path("/proc/cpuinfo").read_text()

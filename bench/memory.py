@@ -10,7 +10,7 @@ import torch
 
 
 def peak_on_cpu(run: Callable[[], Any]) -> int:
-    """Of the second of two runs, from the profiler's record of every allocation: the same number each time.
+    """The peak of the second of two runs, from the profiler's record of every allocation: the same number each time.
 
     What the first run leaves behind and the second frees, as gradients, is counted as there before.
     """
@@ -27,7 +27,7 @@ def peak_on_cpu(run: Callable[[], Any]) -> int:
 
 
 def peak_on_gpu(run: Callable[[], Any]) -> int:
-    """As torch's caching allocator counts it, rounded up by it to 512 bytes."""
+    """The peak that torch's caching allocator counts, rounded up by it to 512 bytes."""
     run()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()

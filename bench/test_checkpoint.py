@@ -1,4 +1,4 @@
-"""How long training stands still for a checkpoint: written in the background, and while it waits."""
+"""The stall of training by a checkpoint, saved in the background or not."""
 
 import statistics
 import sys
@@ -7,17 +7,17 @@ from bench.commands import finished_run
 from bench.figures import memory, ratio, seconds
 from fasttrain.checkpoint import list_checkpoints
 
-EVERY, STEPS = 4, 13  # the first of three saves allocates its staging memory, and is left out
-MOST = 0.25  # of the time that training waits for a save that is not in the background
+EVERY, STEPS = 4, 13  # the first of three saves allocates its staging memory, and is skipped
+MAX_STALL = 0.25  # of the time that training waits for a save that is not in the background
 MODEL = ["--model.layers", 6, "--model.hidden", 512, "--model.heads", 8, "--model.kv_heads", 8, "--model.ffn", 1536]
 BATCH = ["--data.sequence", 64, "--batch.sequences", 4, "--batch.micro", 4, "--batch.steps", STEPS, "--optim.warmup", 2]
-QUIET = ["--validation.every", 0, "--validation.sequences", 1, "--validation.sample", "", "--data.lint", "off"]
+NO_EXTRAS = ["--validation.every", 0, "--validation.sequences", 1, "--validation.sample", "", "--data.lint", "off"]
 
 
 def test_a_save_in_the_background_holds_up_training_for_a_moment(report, tmp_path):
     waits, size = {}, 0
     for name, background in {"in the background": True, "while training waits": False}.items():
-        options = [*MODEL, *BATCH, *QUIET, "--checkpoint.every", EVERY, "--checkpoint.background", background]
+        options = [*MODEL, *BATCH, *NO_EXTRAS, "--checkpoint.every", EVERY, "--checkpoint.background", background]
         out = tmp_path / name.replace(" ", "-")
         lines = finished_run([sys.executable, "-m", "fasttrain.train"], out, "--log.report", False, *options)
         size = list_checkpoints(out / "checkpoints")[-1].bytes
@@ -29,7 +29,7 @@ def test_a_save_in_the_background_holds_up_training_for_a_moment(report, tmp_pat
         {
             "in the background": {
                 "stall": seconds(stall),
-                "of waiting": ratio(stall / wait, at_most=MOST, margin=None),
+                "of waiting": ratio(stall / wait, at_most=MAX_STALL, margin=None),
             },
             "while training waits": {"stall": seconds(wait), "checkpoint": memory(size)},
         },

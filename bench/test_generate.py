@@ -1,6 +1,6 @@
 """Tokens per second of generation, against Transformers' generate on the same weights, and against no cache.
 
-Greedy, one thread, CPU time; contenders take turns and are compared within a turn. All write the same text.
+Greedy, one thread, CPU time; interleaved runs, compared within a round. All generate the same text.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from bench.figures import rate, ratio
-from fasttrain.config import Model
+from fasttrain.config import ModelConfig
 from fasttrain.tools.generate import Sampling, generate
 from fasttrain.model import Decoder
 from tests.fasttrain.tools.generate.models import in_transformers
 
-MODEL = Model()  # of the recipe tiny
+MODEL = ModelConfig()  # of the recipe tiny
 VOCAB, SEQUENCE, PROMPT, ROUNDS = 4096, 256, 32, 3
 TOKENS = {1: 64, 8: 32}  # by the number of texts
 MARGIN = 0.3  # from run to run: without a cache, 8 texts took 7.6 to 9.6 times as long
-# At least, a quarter below what is usual: the faster the products of a whole sequence, the less a cache saves.
+# At least, a quarter below what is usual: the faster the matmuls of a whole sequence, the less a cache saves.
 TRANSFORMERS, WITHOUT_CACHE = 0.7, {1: 2.4, 8: 4.5}
 Texts = list[list[int]]
 
@@ -51,14 +51,14 @@ def test_tokens_per_second(texts: int, tokens: int, report: Callable[..., None],
             ids = torch.cat([ids, model.logits(ids)[:, -1].argmax(-1, keepdim=True)], dim=1)
         return ids[:, PROMPT:].tolist()
 
-    contenders = {"ours": ours, "transformers": transformers, "without a cache": without_cache}
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    implementations = {"ours": ours, "transformers": transformers, "without a cache": without_cache}
+    seconds: dict[str, list[float]] = {name: [] for name in implementations}
     expected = ours()
-    for turn in range(ROUNDS + 1):  # the first one warms up
-        for name in (list(contenders) * 2)[turn % 3 :][:3]:
+    for round in range(ROUNDS + 1):  # the first one warms up
+        for name in (list(implementations) * 2)[round % 3 :][:3]:
             began = time.process_time()
-            assert contenders[name]() == expected, f"{name} writes another text"
-            if turn:
+            assert implementations[name]() == expected, f"{name} generates another text"
+            if round:
                 seconds[name].append(time.process_time() - began)
     table = {}
     for name, own in seconds.items():

@@ -1,6 +1,6 @@
 """The output head and its loss, forward and backward on CPU, against plain PyTorch.
 
-Contenders run in turn within one process (time) or each in a process of its own (memory), so that only ratios of the
+Runs are interleaved within one process (time) or each has a process of its own (memory), so that only ratios of the
 same run are compared. Time is CPU time of one thread, which a busy machine disturbs least: several threads spin while
 they wait for one that was suspended. Memory is what the process's resident set grows by at its peak, the two gradients
 included.
@@ -31,7 +31,7 @@ def plain(hidden, weight, target):
     return F.cross_entropy(hidden @ weight.t(), target)
 
 
-CONTENDERS = {"plain": plain, "fasttrain": linear_cross_entropy}  # others are in bench/kernels
+IMPLEMENTATIONS = {"plain": plain, "fasttrain": linear_cross_entropy}  # others are in bench/kernels
 
 
 def problem(tokens=TOKENS):
@@ -41,22 +41,22 @@ def problem(tokens=TOKENS):
     return hidden, weight, torch.randint(VOCABULARY, (tokens,), generator=generator)
 
 
-def step(contender, inputs):
+def step(implementation, inputs):
     for tensor in inputs:
         tensor.grad = None
-    loss = contender(*inputs)
+    loss = implementation(*inputs)
     loss.backward()
     return loss
 
 
 def test_linear_cross_entropy_takes_no_longer_than_plain(report, one_thread):
     inputs = problem(TIMED_TOKENS)
-    taken = {name: [] for name in CONTENDERS}
+    taken: dict[str, list[float]] = {name: [] for name in IMPLEMENTATIONS}
     losses, gradients = {}, {}
     for _ in range(ROUNDS):
-        for name, contender in CONTENDERS.items():
+        for name, implementation in IMPLEMENTATIONS.items():
             start = time.process_time()
-            losses[name] = step(contender, inputs).detach()
+            losses[name] = step(implementation, inputs).detach()
             taken[name].append(time.process_time() - start)
             gradients[name] = inputs[1].grad
     torch.testing.assert_close(losses["fasttrain"], losses["plain"])  # no speed without the right answer
@@ -72,7 +72,7 @@ def test_linear_cross_entropy_takes_no_longer_than_plain(report, one_thread):
 
 
 def test_linear_cross_entropy_needs_an_eighth_of_the_memory(report):
-    processes = {name: _new_process(name) for name in CONTENDERS}  # at the same time: none is timed
+    processes = {name: _new_process(name) for name in IMPLEMENTATIONS}  # at the same time: none is timed
     extra = {name: int(process.communicate()[0]) for name, process in processes.items()}
     report(
         f"linear_cross_entropy_memory: {TOKENS} tokens, hidden {HIDDEN}, vocabulary {VOCABULARY}, float32, CPU",
@@ -85,23 +85,24 @@ def _gated(name, share, most):
 
 
 def _new_process(name):
-    """Which prints its peak."""
+    """Start a process that prints its peak."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen([sys.executable, __file__, name], env=environment, stdout=subprocess.PIPE)
 
 
 def _peak_of_one_step(name):
-    contender = CONTENDERS[name]
-    step(contender, problem(tokens=8))  # loads libraries, starts threads
+    implementation = IMPLEMENTATIONS[name]
+    step(implementation, problem(tokens=8))  # loads libraries, starts threads
     inputs = problem()
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
     before = _status("VmRSS")
-    step(contender, inputs)
+    step(implementation, inputs)
     return _status("VmHWM") - before
 
 
 def _status(field):
     kilobytes = re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert kilobytes is not None
     return int(kilobytes[1]) * 1024
 
 

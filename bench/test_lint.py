@@ -1,4 +1,4 @@
-"""What linting costs: a pass over all tokens from page cache on one core, and the quick part.
+"""The cost of linting: a pass over all tokens from page cache on one core, and the quick part.
 
 Rates are of CPU time, which a busy machine disturbs least. The tokens are those of the default dataset many times over,
 one in twenty changed, so that every check finds what it finds in text and little of it is copies.
@@ -23,7 +23,7 @@ VOCABS = (4096, 50257, 128256)
 class Many:
     """A dataset of `vocab`, without tokenizer: what decoding costs depends on the number of samples, not of tokens."""
 
-    splits = ("train",)
+    splits = ["train"]  # noqa: RUF012
 
     def __init__(self, path: Path, vocab: int) -> None:
         self.path, self.vocab, self._dtype = path, vocab, np.dtype("<u2" if vocab <= 2**16 else "<u4")

@@ -15,16 +15,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 
-from bench.figures import ratio, seconds
+from bench.figures import Figure, ratio, seconds
 from fasttrain import train
 
 TOKENS, TIME = 0.65, 0.8  # at most, of AdamW's
-SHARED = {
+SHARED: dict[str, Any] = {
     "recipe": "tiny",
     "batch.sequences": 64,  # x 256 = 16k tokens
     "parallel.device": "cpu",
@@ -76,8 +77,8 @@ SIZES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How a run ended, and what it took."""
+class RunOutcome:
+    """The final loss of a run, and its cost."""
 
     loss: float
     steps: int
@@ -87,20 +88,20 @@ class Outcome:
     def seconds(self) -> float:
         return self.steps * self.step_seconds
 
-    def row(self) -> dict[str, float]:
+    def row(self) -> dict[str, float | Figure]:
         tokens = self.steps * SHARED["batch.sequences"] * 256
         times = {"CPU": seconds(self.seconds), "CPU of a step": seconds(self.step_seconds)}
         return {"loss": self.loss, "M tokens": tokens / 1e6} | times
 
 
-def run(directory: Path, settings: dict[str, object]) -> Outcome:
+def run(directory: Path, settings: dict[str, object]) -> RunOutcome:
     """A whole run of the training command, in this process."""
-    torch.compiler.reset()  # each run compiles for itself
+    torch.compiler.reset()  # each run should_compile for itself
     options = SHARED | settings | {"out": directory}
     with cpu_seconds_of_steps() as taken:
         assert train.main(arguments(options)) == 0
-    # The mean leaves out the first step, which compiles, from an empty cache or a full one.
-    return Outcome(loss=final_loss(directory), steps=len(taken), step_seconds=statistics.fmean(taken[1:]))
+    # The mean leaves out the first step, which should_compile, from an empty cache or a full one.
+    return RunOutcome(loss=final_loss(directory), steps=len(taken), step_seconds=statistics.fmean(taken[1:]))
 
 
 def arguments(options: dict[str, object]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What data prepare costs: from files to a dataset, in one process, against tokenizers alone on the same text.
+"""The cost of data prepare: from files to a dataset, in one process, against tokenizers alone on the same text.
 
 Rates are of CPU time, which a busy machine disturbs least, with one thread in both.
 """
@@ -25,7 +25,7 @@ WORKERS = 0.5  # of a lone worker's rate, each of two: with less, the second add
 VOCAB = 8192
 SIZE = 24e6  # bytes of text: what is done once weighs little
 LIBRARY_SIZE = 8e6
-TURNS = 3
+ROUNDS = 3
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,8 @@ def texts() -> list[str]:
     """Sources and documentation of what Python has installed."""
     places = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
     paths = itertools.chain.from_iterable(sorted(place.rglob("*.py")) for place in places)
-    found, size = {}, 0
+    found: dict[str, None] = {}
+    size = 0.0
     for path in paths:
         data = path.read_bytes()
         try:
@@ -104,19 +105,19 @@ def test_preparing_is_faster_than_encoding_with_the_library(texts, tokenizer, li
 
 
 def test_a_tokenizer_that_only_the_library_knows(texts, tokenizer, tmp_path, report, monkeypatch):
-    """Measured in turns, between two of the library's: nothing is gained but what is around it."""
+    """Each run is measured between two of the library's: nothing is gained but what is around it."""
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     other = Tokenizer.from_file(str(tokenizer))
     other.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     other.save(str(tmp_path / "tokenizer.json"))
     ours, alone = [], []
-    for turn in range(TURNS):
-        part = some_of(texts)[turn::TURNS]
-        inputs = tmp_path / f"{turn}.jsonl"
+    for round in range(ROUNDS):
+        part = some_of(texts)[round::ROUNDS]
+        inputs = tmp_path / f"{round}.jsonl"
         inputs.write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
         before = rate_of_library(tmp_path / "tokenizer.json", part)
         begin = time.process_time()
-        prepare([inputs], tmp_path / str(turn), tokenizer=tmp_path, workers=1)
+        prepare([inputs], tmp_path / str(round), tokenizer=tmp_path, workers=1)
         ours.append(sum(len(text.encode()) for text in part) / (time.process_time() - begin) / 1e6)
         alone.append(statistics.harmonic_mean((before, rate_of_library(tmp_path / "tokenizer.json", part))))
     taken = statistics.median(b / a for a, b in zip(ours, alone, strict=True))
@@ -139,9 +140,9 @@ def test_workers_share_the_work(texts, tokenizer, tmp_path, report):
     table = {}
     for workers in (1, 2):
         clocks, cpus = [], []
-        for turn in range(2):  # the better of two: a busy machine only slows
+        for round in range(2):  # the better of two: a busy machine only slows
             begin = time.perf_counter(), _cpu()
-            prepare([path], tmp_path / f"{workers}-{turn}", tokenizer=tokenizer, workers=workers)
+            prepare([path], tmp_path / f"{workers}-{round}", tokenizer=tokenizer, workers=workers)
             clocks.append(time.perf_counter() - begin[0])
             cpus.append(_cpu() - begin[1])
         table[f"{workers} workers"] = {

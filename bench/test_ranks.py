@@ -1,6 +1,6 @@
 """Ranks of one CPU thread each, over gloo: what a second one adds, and how much of its step waits for the other.
 
-By the clock: CPU time does not show waiting. Runs take turns, so that a busy machine disturbs all alike.
+By the clock: CPU time does not show waiting. Runs are interleaved, so that a busy machine disturbs all alike.
 """
 
 import os
@@ -12,10 +12,10 @@ import pytest
 from bench.commands import finished_run
 from bench.figures import rate, ratio
 
-TURNS, STEPS, WARM_UP = 2, 6, 2
-LEAST = 1.25  # times the tokens of one rank, with two
+ROUNDS, STEPS, WARM_UP = 2, 6, 2
+MIN_SPEEDUP = 1.25  # times the tokens of one rank, with two
 SETTINGS = ["--batch.sequences", 32, "--batch.micro", 8, "--batch.steps", STEPS, "--optim.warmup", 2]
-QUIET = ["--validation.every", 0, "--validation.sequences", 1, "--validation.sample", "", "--checkpoint.every", 0]
+NO_EXTRAS = ["--validation.every", 0, "--validation.sequences", 1, "--validation.sample", "", "--checkpoint.every", 0]
 PROGRAMS = {
     1: [sys.executable, "-m", "fasttrain.train"],
     2: [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "fasttrain.train"],
@@ -24,10 +24,11 @@ PROGRAMS = {
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
 def test_two_ranks_against_one(report, tmp_path):
-    speeds, waits, losses = {1: [], 2: []}, [], {}
-    for turn in range(TURNS):
+    speeds: dict[int, list[float]] = {1: [], 2: []}
+    waits, losses = [], {}
+    for round in range(ROUNDS):
         for world, program in PROGRAMS.items():
-            lines = finished_run(program, tmp_path / f"{turn}-{world}", *SETTINGS, *QUIET)
+            lines = finished_run(program, tmp_path / f"{round}-{world}", *SETTINGS, *NO_EXTRAS)
             losses[world] = [line["loss"] for line in lines]
             speeds[world] += [line["tokens_per_second"] for line in lines[WARM_UP:]]
             if world == 2:
@@ -40,7 +41,7 @@ def test_two_ranks_against_one(report, tmp_path):
             "1 rank": {"tokens/s": rate(alone, "tokens/s")},
             "2 ranks": {
                 "tokens/s": rate(two, "tokens/s"),
-                "x 1 rank": ratio(two / alone, at_least=LEAST, margin=0.25),
+                "x 1 rank": ratio(two / alone, at_least=MIN_SPEEDUP, margin=0.25),
                 "waits": statistics.median(waits),
             },
         },

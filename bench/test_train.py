@@ -16,7 +16,7 @@ STEPS = 60
 
 
 def test_the_first_step_comes_soon(report, tmp_path):
-    """By the clock, of a new process; beside it the same run with compiled blocks, first and second time."""
+    """Wall time of a new process, and of the same run with compiled blocks, first and second time."""
     open_dataset()  # in the cache
     compiled = ["--parallel.compile", "on"]
     starts = {"default": [], "compiled, first time": compiled, "compiled, second time": compiled}
@@ -31,7 +31,7 @@ def _seconds_to_first_step(out, options, environment):
     begin = time.perf_counter()
     command = [sys.executable, "-m", "fasttrain.train", "--out", str(out), *options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
-    while not read_metrics(out):  # a step is told when the next one has been done
+    while not read_metrics(out):  # a step is logged when the next one is done
         assert process.poll() is None
         time.sleep(0.02)
     taken = time.perf_counter() - begin
@@ -50,7 +50,7 @@ def test_the_default_dataset_is_built_soon(report, tmp_path):
 def test_what_is_around_a_step_costs_little(report, tmp_path):
     """Data, metrics, TensorBoard, checks and checkpoints every ten steps, in CPU time of all threads.
 
-    Validation is left out: it is the model's own work.
+    Validation is not included: it is the model's own work.
     """
     clock = time.process_time
     inside, marks = [], []

@@ -1,4 +1,4 @@
-"""How often fasttrain.watch is wrong: false alarms per million steps, and what it finds within how many steps.
+"""How often fasttrain.monitor is wrong: false alarms per million steps, and what it finds within how many steps.
 
 docs/watch.md states these rates. The seeds are fixed, so that the figures are the same on every machine. Ten minutes:
 make bench-long.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.fasttrain.watch.simulated import NOISES, curves, lasting, noisy_run, slow_run, spike, verdicts
+from tests.fasttrain.monitor.simulated import NOISES, curves, lasting, noisy_run, slow_run, spike, verdicts
 
 pytestmark = pytest.mark.long
 MILLION = 1_000_000
@@ -58,7 +58,7 @@ def test_detection_of_spikes(report) -> None:
 
 
 def test_slow_downs(report) -> None:
-    table = {}
+    table: dict[str, dict[str, float]] = {}
     for name, tail in (("noise of 10%", 0.0), ("and one step in 20 is much slower", 0.05)):
         runs = 40
         false = sum(len(slow_run(5000, seed, ranks=2, tail=tail)) for seed in range(runs))

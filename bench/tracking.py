@@ -19,14 +19,14 @@ from bench.figures import Figure
 
 HISTORY = Path(__file__).parent / "results" / "history"
 GATING = ("ratio", "exact")
-RECENT = 5  # runs, of which the median is usual
+RECENT_RUNS = 5  # whose median is usual
 
 Rows = dict[str, dict[str, Any]]  # by name, as in the file
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is in a file."""
+    """A saved run."""
 
     date: str
     commit: str
@@ -42,7 +42,7 @@ class Run:
         return "-".join(filter(None, parts)) + ".json"
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         changed = " with changes" if self.changes else ""
         return f"{self.date[:10]}, {self.commit}{changed}, torch {self.versions.get('torch', '?')}"
 
@@ -61,7 +61,7 @@ def this_run(rows: Rows, sensors: dict[str, float] | None = None) -> Run:
 
 
 def save(run: Run, folder: Path) -> Path:
-    """Into the file of this day, hardware and source, with the rows that it already has."""
+    """Write the rows to the file of this day, hardware and source, and keep those that it already has."""
     path = folder / run.file
     rows = (load(path).rows if path.exists() else {}) | run.rows
     head = {
@@ -86,7 +86,7 @@ def load(path: Path) -> Run:
 
 
 def history(folder: Path) -> list[Run]:
-    """All runs, the oldest first."""
+    """Return all runs, the oldest first."""
     return sorted((load(path) for path in folder.glob("*.json")), key=lambda run: run.date)
 
 
@@ -114,14 +114,14 @@ class Change:
 
     @property
     def usual(self) -> float | None:
-        """The last of an exact figure. A ratio varies, and one lucky run would make all after it look bad."""
+        """The last value of an exact figure; the median of a ratio, so that one lucky run is not the baseline."""
         if not self.saved or self.now.kind == "exact":
             return self.last
-        return statistics.median(self.saved[-RECENT:])
+        return statistics.median(self.saved[-RECENT_RUNS:])
 
     @property
     def worse(self) -> bool:
-        """Than the last, which may be worse than others on purpose, and than is usual."""
+        """Whether it is worse than the last value (which may be worse on purpose) and than is usual."""
         return all(value is not None and self.now.worse_than(value) for value in (self.last, self.usual))
 
     def line(self, width: int) -> str:

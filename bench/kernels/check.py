@@ -1,8 +1,8 @@
-"""Is a contender right? Before it is timed, on the very inputs that it is timed on.
+"""The check of an implementation before it is timed, on the very inputs that it is timed on.
 
-Our ops have the measure of fasttrain_kernels.testing.accuracy: outputs and gradients are at most twice as far from the
-truth as eager PyTorch in the same dtype, and one rounding. Others may sum in whatever order they like: they are within
-the square root of the dtype's epsilon, of the greatest value. The truth is the reference in float64, or in float32 for
+Our ops have the tolerance of fasttrain_kernels.testing.accuracy: outputs and gradients are at most twice as far from
+the truth as eager PyTorch in the same dtype, and one rounding. Baselines may sum in any order: they are within the
+square root of the dtype's epsilon, of the largest value. The truth is the reference in float64, or in float32 for
 16-bit inputs whose float64 would not fit.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fasttrain_kernels.testing.accuracy import FACTOR, Comparison
 
-LARGEST = 2**28  # elements of a tensor that float64 is used for
+MAX_FLOAT64_ELEMENTS = 2**28
 
 Results = dict[str, Tensor]
 
@@ -40,14 +40,14 @@ def differentiable(inputs: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def upstream_of(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Not uniform, and of values that every dtype holds exactly."""
+    """Non-uniform upstream gradients, of values that every dtype holds exactly."""
     generator = torch.Generator().manual_seed(1)
     return tuple((torch.randn(o.shape, generator=generator) * 16).round().div(16).to(o) for o in outputs)
 
 
 def truth_dtype(dtype: torch.dtype, elements: int) -> torch.dtype | None:
-    """None where there is no dtype that is wide enough and fits."""
-    if elements <= LARGEST:
+    """The dtype of the truth; None where no dtype is wide enough and fits."""
+    if elements <= MAX_FLOAT64_ELEMENTS:
         return torch.float64
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else None
 
@@ -62,8 +62,8 @@ def truth(
     return results(reference, {n: wide(x) for n, x in inputs.items()}, tuple(wide(x) for x in upstream))
 
 
-def wrong(found: Results, eager: Results, truth: Results, *, ours: bool) -> str:
-    """Every output and gradient that is too far off, in a sentence; "" if none is."""
+def failures(found: Results, eager: Results, truth: Results, *, ours: bool) -> str:
+    """Name every output and gradient that is out of tolerance; "" if none is."""
     assert found.keys() == truth.keys()
     compared = [_compared(name, found[name], eager[name], true, ours) for name, true in truth.items()]
     return "; ".join(str(one) for one in compared if not one.ok)
@@ -71,6 +71,6 @@ def wrong(found: Results, eager: Results, truth: Results, *, ours: bool) -> str:
 
 def _compared(name: str, found: Tensor, eager: Tensor, true: Tensor, ours: bool) -> Comparison:
     error, eager_error = ((x.to(true.dtype) - true).abs().max().item() for x in (found, eager))  # max keeps NaN
-    eps, greatest = max(torch.finfo(x.dtype).eps for x in (found, eager)), true.abs().max().item()
-    allowed = FACTOR * eager_error + eps * greatest if ours else eps**0.5 * greatest
-    return Comparison(name=name, error=error, eager_error=eager_error, allowed=allowed)
+    eps, largest = max(torch.finfo(x.dtype).eps for x in (found, eager)), true.abs().max().item()
+    tolerance = FACTOR * eager_error + eps * largest if ours else eps**0.5 * largest
+    return Comparison(name=name, error=error, eager_error=eager_error, tolerance=tolerance)

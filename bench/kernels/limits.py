@@ -1,4 +1,4 @@
-"""What the machine could do at most: the roofline that a contender's share is of."""
+"""The roofline of this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.kernels.timing import measure
 from fasttrain.gpus import gpu_of_device
 from fasttrain.metrics.hardware import peak_flops
 
-COPIED = {"cpu": 64 << 20, "cuda": 1 << 30}  # bytes, beyond every cache
+COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # beyond every cache
 
 ROWS = 1024  # of the matrices
 
@@ -20,10 +20,10 @@ ROWS = 1024  # of the matrices
 @dataclass(frozen=True)
 class Limits:
     bandwidth: float  # bytes/s
-    flops: float  # FLOP/s of matrix products
+    flops: float  # FLOP/s of matmuls
 
     def seconds(self, work: Work) -> float:
-        """That the work takes at least."""
+        """The least time of the work."""
         return max(work.bytes / self.bandwidth, work.flops / self.flops)
 
     def bound(self, work: Work) -> str:
@@ -32,23 +32,23 @@ class Limits:
 
 @cache
 def limits(device: str, dtype: torch.dtype) -> Limits:
-    """Of a known GPU its vendor's figures, of anything else measured now: a copy, and matrix products."""
+    """The vendor's figures of a known GPU; otherwise measured now: a copy, and matmuls."""
     if device == "cpu":
-        return Limits(copy_bandwidth(device), product_rate())
+        return Limits(copy_bandwidth(device), matmul_rate())
     gpu = gpu_of_device(torch.cuda.get_device_name())
     return Limits(gpu.bandwidth if gpu else copy_bandwidth(device), peak_flops(torch.device(device), dtype))
 
 
-def product_rate() -> float:
+def matmul_rate() -> float:
     """FLOP per second of CPU time, at best: by the clock, as a run measures it, a busy machine has less."""
     a, b = torch.randn(2, ROWS, ROWS)
     out = torch.empty_like(a)
-    return 2 * ROWS**3 / min(measure({"product": lambda: torch.mm(a, b, out=out)}, "cpu")["product"])
+    return 2 * ROWS**3 / min(measure({"matmul": lambda: torch.mm(a, b, out=out)}, "cpu")["matmul"])
 
 
 def copy_bandwidth(device: str) -> float:
     """Bytes read and written per second, at best."""
-    source = torch.ones(COPIED[device], dtype=torch.int8, device=device)
+    source = torch.ones(COPY_BYTES[device], dtype=torch.int8, device=device)
     target = torch.zeros_like(source)
     best = min(measure({"copy": lambda: target.copy_(source)}, device)["copy"])
     return 2 * source.nbytes / best

@@ -1,7 +1,7 @@
-"""The ops of the kernel benchmarks: inputs, the least bytes and FLOPs of each pass, sizes, and the eager form.
+"""The ops of the kernel benchmarks: inputs, the least bytes and FLOPs of each pass, sizes, and eager baselines.
 
 M tokens, C hidden size, F width of the MLP or of a projection, H query heads, K key heads, D head size, T sequence,
-V vocabulary. Bytes: every input read once, every output written once. FLOPs: of the matrix products, nothing
+V vocabulary. Bytes: every input read once, every output written once. FLOPs: of the matmuls, nothing
 recomputed; of ops without any, those that bench/static counts in our kernels.
 """
 
@@ -23,7 +23,7 @@ Randn = Callable[..., Tensor]
 
 
 class Work(NamedTuple):
-    """What a pass has to do at least."""
+    """The least work of a pass."""
 
     bytes: int
     flops: int = 0
@@ -36,7 +36,7 @@ class Work(NamedTuple):
 class Op:
     name: str
     reference: Callable[..., Any]  # the specification: the truth, in float64
-    eager: Callable[..., Any]  # as one writes it in PyTorch: the measure of errors, and of time
+    eager: Callable[..., Any]  # as one writes it in PyTorch: the baseline of errors and of time
     inputs: Callable[[Size, Randn], dict[str, Any]]
     work: Callable[[Size, int], tuple[Work, Work]]  # of forward and of backward, for so many bytes per element
     elements: Callable[[Size], int]  # of the largest tensor that eager makes
@@ -123,20 +123,20 @@ def _rotary_work(size: Size, itemsize: int) -> tuple[Work, Work]:
 
 def _attention_work(size: Size, itemsize: int) -> tuple[Work, Work]:
     q, k = (itemsize * size["M"] * size[heads] * size["D"] for heads in "HK")
-    product = size["M"] * (size["T"] + 1) * size["H"] * size["D"]  # 2 FLOP, for the half below the diagonal
-    return Work(2 * q + 2 * k, 2 * product), Work(4 * q + 4 * k, 4 * product)
+    matmul = size["M"] * (size["T"] + 1) * size["H"] * size["D"]  # 2 FLOP, for the half below the diagonal
+    return Work(2 * q + 2 * k, 2 * matmul), Work(4 * q + 4 * k, 4 * matmul)
 
 
 def _head_work(size: Size, itemsize: int) -> tuple[Work, Work]:
     hidden, weight = itemsize * size["M"] * size["C"], itemsize * size["V"] * size["C"]
-    product = 2 * size["M"] * size["C"] * size["V"]
-    return Work(hidden + weight, product), Work(2 * hidden + 2 * weight, 2 * product)
+    matmul = 2 * size["M"] * size["C"] * size["V"]
+    return Work(hidden + weight, matmul), Work(2 * hidden + 2 * weight, 2 * matmul)
 
 
 def _projection_work(size: Size, itemsize: int) -> tuple[Work, Work]:
     x, weight, out = (itemsize * size[a] * size[b] for a, b in ("MC", "FC", "MF"))
-    product = 2 * size["M"] * size["C"] * size["F"]
-    return Work(x + weight + out, product), Work(2 * x + 2 * weight + out, 2 * product)
+    matmul = 2 * size["M"] * size["C"] * size["F"]
+    return Work(x + weight + out, matmul), Work(2 * x + 2 * weight + out, 2 * matmul)
 
 
 _ROWS = [dict(M=m, C=1024) for m in (1024, 4096)]

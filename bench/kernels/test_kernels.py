@@ -1,9 +1,9 @@
-"""Every op, forward (without gradients) and forward+backward, against eager, compiled and fused rivals.
+"""Every op, forward (without gradients) and forward+backward, against eager, compiled and fused baselines.
 
     python -m pytest bench/kernels -p no:xdist -k rms_norm
 
-The contenders of a case are raced at once (bench/kernels/race.py); each has a test, which hands its seconds to
-pytest-benchmark. A contender that is wrong is not timed: its test fails, and no speed of it exists.
+The implementations of a case are compared at once (bench/kernels/comparison.py); each has a test, which hands its
+seconds to pytest-benchmark. An implementation that fails its check is not timed: its test fails, and no speed exists.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import pytest
 import torch
 
 from bench.figures import exact, memory, rate, ratio, seconds
-from bench.kernels.contenders import BASELINE, OURS, OURS_COMPILED, STREAMING, contenders
+from bench.kernels.baselines import EAGER, OURS, OURS_COMPILED, STREAMING, implementations
+from bench.kernels.comparison import BOTH, FORWARD, SHORT, KernelCase, Outcome, cases, compare_all
 from bench.kernels.limits import limits
-from bench.kernels.race import BOTH, FORWARD, SHORT, Case, Outcome, cases, race
 from bench.kernels.timing import Replay
-from fasttrain.allocator import keep_freed_memory
+from fasttrain.distributed.allocator import keep_freed_memory
 
 MARGIN = 0.25  # of a ratio, from run to run: a kernel takes milliseconds, and medians of seven rounds differ by 10%
 CLOCK = Replay()
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Of eager's time on a CPU; linear_cross_entropy has its limit in a file of its own. Forward alone, of half a
 # millisecond, is as much the call of a compiled function as it is the kernel.
-MOST = {(op, OURS_COMPILED, BOTH): 1.0 for op in STREAMING}
-MOST["linear", OURS, BOTH] = 1.1  # it is torch's own product on some machines, and up to 5 % faster on others
+MAX_OF_EAGER = {(op, OURS_COMPILED, BOTH): 1.0 for op in STREAMING}
+MAX_OF_EAGER["linear", OURS, BOTH] = 1.1  # it is torch's own matmul on some machines, and up to 5 % faster on others
 
 
 @cache
-def raced(case: Case) -> dict[str, Outcome]:
-    keep_freed_memory()  # as the trainer does; for all contenders alike
-    return race(case, contenders(case.op, case.device))
+def compared(case: KernelCase) -> dict[str, Outcome]:
+    keep_freed_memory()  # as the trainer does, for all implementations
+    return compare_all(case, implementations(case.op, case.device))
 
 
 def _tests() -> list[Any]:
@@ -42,24 +42,26 @@ def _tests() -> list[Any]:
         pytest.param(case, passes, name, id=f"{case.name} {passes} {name}".replace(" ", "-"))
         for case in cases(DEVICE)
         for passes in (FORWARD, BOTH)
-        for name in contenders(case.op, DEVICE)
+        for name in implementations(case.op, DEVICE)
     ]
 
 
 @pytest.mark.benchmark(timer=CLOCK)
 @pytest.mark.parametrize(("case", "passes", "name"), _tests())
-def test_kernel(case: Case, passes: str, name: str, benchmark: Any, report: Any, one_thread: None) -> None:
+def test_kernel(case: KernelCase, passes: str, name: str, benchmark: Any, report: Any, one_thread: None) -> None:
     benchmark.group = f"{case.name}, {passes}"
-    if reason := contenders(case.op, DEVICE)[name].missing(DEVICE, case.dtype):
+    if reason := implementations(case.op, DEVICE)[name].missing(DEVICE, case.dtype):
         pytest.skip(reason)
-    outcomes = raced(case)
+    outcomes = compared(case)
     publish(case, passes, name, outcomes, benchmark, report)
 
 
-def publish(case: Case, passes: str, name: str, outcomes: dict[str, Outcome], benchmark: Any, report: Any) -> None:
-    """One contender's figures, if it is right."""
-    outcome, baseline = outcomes[name], outcomes[BASELINE]
-    assert not outcome.wrong, f"{name} is wrong, and has no speed: {outcome.wrong}"
+def publish(
+    case: KernelCase, passes: str, name: str, outcomes: dict[str, Outcome], benchmark: Any, report: Any
+) -> None:
+    """Report one implementation's figures, if it passed its check."""
+    outcome, eager = outcomes[name], outcomes[EAGER]
+    assert not outcome.failure, f"{name} failed its check, and was not timed: {outcome.failure}"
     times = outcome.seconds[passes]
     CLOCK.load(times)
     benchmark.pedantic(lambda: None, rounds=len(times), iterations=1)
@@ -67,13 +69,13 @@ def publish(case: Case, passes: str, name: str, outcomes: dict[str, Outcome], be
     median = statistics.median(times)
     bound = most.bound(work)
     amount, unit = (work.bytes / 1e9, "GB/s") if bound == "memory" else (work.flops / 1e12, "TFLOP/s")
-    of_baseline = statistics.median(a / b for a, b in zip(times, baseline.seconds[passes], strict=True))
+    of_eager = statistics.median(a / b for a, b in zip(times, eager.seconds[passes], strict=True))
     ours, gates = name in (OURS, OURS_COMPILED), case.device == "cpu"
     figures = {
         "time": seconds(median),
         "of eager": ratio(
-            of_baseline,
-            at_most=MOST.get((case.op, name, passes)) if gates else None,
+            of_eager,
+            at_most=MAX_OF_EAGER.get((case.op, name, passes)) if gates else None,
             margin=MARGIN if ours else None,
         ),
         "rate": rate(amount / median, unit),

@@ -1,4 +1,4 @@
-"""Seconds of each contender, who take turns: what disturbs the machine disturbs all of them.
+"""Timing of interleaved runs: what disturbs the machine disturbs all implementations alike.
 
 On a CPU it is the CPU time of this process, on one thread, of as many calls as make a measurable time. On a GPU it is
 the time between two CUDA events around one call, with an L2 cache that holds nothing of the call before.
@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 Run = Callable[[], Any]
-Seconds = dict[str, list[float]]  # of one call, by contender
+Seconds = dict[str, list[float]]  # of one call, by implementation
 ROUNDS = {"cpu": 7, "cuda": 50}
-LEAST = 0.02  # seconds of a CPU measurement; process_time itself costs a microsecond
-LONG = 0.2  # seconds: of calls that take longer, fewer rounds
+MIN_SECONDS = 0.02  # of a CPU measurement; process_time itself costs a microsecond
+LONG_SECONDS = 0.2  # calls that take longer get fewer rounds
 LONG_ROUNDS = 3
 
 
 def measure(runs: dict[str, Run], device: str) -> Seconds:
-    """All have been called before: nothing is compiled or loaded here."""
+    """Time runs that have been called before: nothing is compiled or loaded here."""
     return measure_on_gpu(runs, ROUNDS["cuda"]) if device == "cuda" else measure_on_cpu(runs, ROUNDS["cpu"])
 
 
@@ -29,10 +29,10 @@ def measure_on_cpu(runs: dict[str, Run], rounds: int) -> Seconds:
     calls, slowest = {}, 0.0
     for name, run in runs.items():
         once = _cpu_seconds(run, 1)
-        calls[name] = max(1, round(LEAST / once)) if once > 0 else 1000
+        calls[name] = max(1, round(MIN_SECONDS / once)) if once > 0 else 1000
         slowest = max(slowest, once)
     seconds: Seconds = {name: [] for name in runs}
-    for name in turns(list(runs), LONG_ROUNDS if slowest > LONG else rounds):
+    for name in interleaved(list(runs), LONG_ROUNDS if slowest > LONG_SECONDS else rounds):
         seconds[name].append(_cpu_seconds(runs[name], calls[name]) / calls[name])
     return seconds
 
@@ -45,10 +45,10 @@ def _cpu_seconds(run: Run, calls: int) -> float:
 
 
 def measure_on_gpu(runs: dict[str, Run], rounds: int, device: str = "cuda") -> Seconds:
-    """The device is waited for once, at the end: launches are queued while the cache is being cleared."""
+    """Wait for the device once, at the end: launches are queued while the cache is being cleared."""
     cache = torch.empty(flush_bytes(torch.cuda.get_device_properties().L2_cache_size), dtype=torch.int8, device=device)
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in runs}
-    for name in turns(list(runs), rounds):
+    for name in interleaved(list(runs), rounds):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         cache.zero_()
         begin.record()
@@ -60,14 +60,14 @@ def measure_on_gpu(runs: dict[str, Run], rounds: int, device: str = "cuda") -> S
 
 
 def flush_bytes(l2: int) -> int:
-    """Twice the cache, so that nothing survives its way of replacing lines; 256 MB where it is not told."""
+    """Twice the cache, so that nothing survives its way of replacing lines; 256 MB where its size is unknown."""
     return 2 * l2 if l2 > 0 else 256 << 20
 
 
-def turns(names: list[str], rounds: int) -> Iterator[str]:
-    """Another one begins each round."""
-    for turn in range(rounds):
-        first = turn % len(names)
+def interleaved(names: list[str], rounds: int) -> Iterator[str]:
+    """Yield all names each round, starting with another one."""
+    for round in range(rounds):
+        first = round % len(names)
         yield from names[first:] + names[:first]
 
 

@@ -1,4 +1,4 @@
-"""What the page and the table show, from the stored runs: the newest figures of each hardware, and predictions."""
+"""The contents of the page and the table: the newest stored figures of each hardware, and predictions."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from bench.static.gpus import CARDS
 from bench.tracking import Run
 
 STATIC = Path(__file__).parents[1] / "results" / "static.json"
-OURS, BASELINE = "fasttrain", "eager"
+OURS, EAGER = "fasttrain", "eager"
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One contender at one size, measured."""
+    """One implementation at one size, measured."""
 
     op: str
     passes: str
     size: dict[str, int]
     dtype: str
-    contender: str
+    implementation: str
     figures: dict[str, float]  # time, of eager, rate, of the limit, peak
     bytes: int
     flops: int
@@ -41,7 +41,7 @@ class Roof:
 
 @dataclass
 class Place:
-    """All that is known of one hardware."""
+    """All runs on one hardware."""
 
     hardware: dict[str, Any]
     runs: list[Run] = field(default_factory=list)  # the oldest first
@@ -59,7 +59,7 @@ class Place:
         found: dict[str, list[tuple[float, float]]] = {}
         for one in self.kernels:
             if one.passes == "memory":
-                found.setdefault(one.contender, []).append((one.size["V"], one.figures["peak"]))
+                found.setdefault(one.implementation, []).append((one.size["V"], one.figures["peak"]))
         return {name: sorted(points) for name, points in found.items()}
 
 
@@ -77,14 +77,14 @@ class Predicted:
 
 
 @dataclass(frozen=True)
-class Target:
+class PredictedTarget:
     name: str
     roof: Roof
     points: list[Predicted]
 
 
 def places(runs: Iterable[Run]) -> list[Place]:
-    """The hardware with the newest run first."""
+    """Return each hardware, the one with the newest run first."""
     found: list[Place] = []
     for run in runs:
         place = next((place for place in found if place.hardware == run.hardware), None)
@@ -98,7 +98,7 @@ def places(runs: Iterable[Run]) -> list[Place]:
 
 
 def _kernels(rows: dict[str, dict[str, Any]]) -> tuple[list[Kernel], dict[str, Roof]]:
-    """Rows of one contender at one size, together again; and the limits that they were measured against."""
+    """Group rows by implementation and size; also return the rooflines that they were measured against."""
     groups: dict[str, tuple[dict[str, Any], dict[str, float]]] = {}
     roofs = {}
     for name, row in rows.items():
@@ -108,25 +108,27 @@ def _kernels(rows: dict[str, dict[str, Any]]) -> tuple[list[Kernel], dict[str, R
             if "bandwidth" in row["about"]:
                 roofs[row["about"]["dtype"]] = Roof(row["about"]["bandwidth"], row["about"]["peak_flops"])
     kernels = [
-        Kernel(a["op"], a["pass"], a["size"], a["dtype"], a["contender"], found, a.get("bytes", 0), a.get("flops", 0))
+        Kernel(
+            a["op"], a["pass"], a["size"], a["dtype"], a["implementation"], found, a.get("bytes", 0), a.get("flops", 0)
+        )
         for a, found in groups.values()
     ]
     return kernels, roofs
 
 
-def targets(path: Path = STATIC) -> list[Target]:
-    """Of every GPU that kernels are compiled for; none where the analysis was not stored."""
+def targets(path: Path = STATIC) -> list[PredictedTarget]:
+    """Return predictions for every GPU that kernels are compiled for; none if the analysis was not stored."""
     if not path.exists():
         return []
     launches: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in json.loads(path.read_text()):
         key = tuple(row[k] for k in ("target", "op", "pass", "provider", "shape"))
         launches.setdefault(key, []).append(row)
-    found: dict[str, Target] = {}
+    found: dict[str, PredictedTarget] = {}
     for (target, op, passes, provider, shape), rows in launches.items():
         gpu = CARDS[target].gpu
         low, mid, high = (sum(row["predicted_us"][i] for row in rows) * 1e-6 for i in range(3))
         total_bytes, flops = (sum(row[figure] for row in rows) for figure in ("bytes_memory", "flops"))
-        place = found.setdefault(target, Target(gpu.name, Roof(gpu.bandwidth, gpu.half), []))
+        place = found.setdefault(target, PredictedTarget(gpu.name, Roof(gpu.bandwidth, gpu.half), []))
         place.points.append(Predicted(op, passes, provider, shape, total_bytes, flops, (low, mid, high)))
     return list(found.values())

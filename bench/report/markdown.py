@@ -6,15 +6,15 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.report.content import BASELINE, Kernel, Place
+from bench.report.content import EAGER, Kernel, Place
 from bench.report.quantities import number, scaled
 
 BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
-CONTENDERS = ("fasttrain", "fasttrain, compiled", "compiled", "torch", "Liger", "cut-cross-entropy")
+IMPLEMENTATIONS = ("fasttrain", "fasttrain, compiled", "compiled", "torch", "Liger", "cut-cross-entropy")
 
 
 def markdown(places: Sequence[Place]) -> str:
-    """Of each hardware: the kernels at their largest size, and every ratio that has a limit."""
+    """Tables by hardware: the kernels at their largest size, and every ratio that has a limit."""
     if not places:
         return "Nothing has been measured yet: `make bench-save`."
     return "\n\n".join(part for place in places for part in _of_place(place))
@@ -33,28 +33,28 @@ def write(path: Path, text: str) -> bool:
 def _of_place(place: Place) -> list[str]:
     parts = []
     if rows := _kernel_rows(place):
-        head = ["op, forward+backward", "size", "eager's time", *CONTENDERS, "peak memory of `fasttrain`"]
+        head = ["op, forward+backward", "size", "eager's time", *IMPLEMENTATIONS, "peak memory of `fasttrain`"]
         parts.append(_table([*head], rows))
     if rows := _limited_rows(place):
         parts.append(_table(["figure", "measured", "limit"], rows))
-    return [f"On {place.name} ({place.runs[-1].told}):", *parts] if parts else []
+    return [f"On {place.name} ({place.runs[-1].label}):", *parts] if parts else []
 
 
 def _kernel_rows(place: Place) -> list[list[str]]:
-    """Times as shares of eager's."""
+    """One row per op, with times as shares of eager's."""
     groups: dict[tuple[str, str], dict[str, dict[str, Kernel]]] = {}
     for one in place.kernels:
         if one.passes == "forward+backward":
-            groups.setdefault((one.op, one.dtype), {}).setdefault(one.shape, {})[one.contender] = one
+            groups.setdefault((one.op, one.dtype), {}).setdefault(one.shape, {})[one.implementation] = one
     rows = []
     for (op, dtype), shapes in sorted(groups.items()):
         shape, found = max(shapes.items(), key=lambda item: max(k.bytes + k.flops for k in item[1].values()))
-        if BASELINE not in found:
+        if EAGER not in found:
             continue
-        shares = [f"{found[name].figures['of eager']:.2f}" if name in found else "" for name in CONTENDERS]
-        ours, eager = (found[name].figures["peak"] if name in found else 0.0 for name in ("fasttrain", BASELINE))
+        shares = [f"{found[name].figures['of eager']:.2f}" if name in found else "" for name in IMPLEMENTATIONS]
+        ours, eager = (found[name].figures["peak"] if name in found else 0.0 for name in ("fasttrain", EAGER))
         peak = f"{ours / eager:.2f} of {scaled(eager, 'B')}" if ours and eager else ""
-        rows.append([f"`{op}`", f"{shape} {dtype}", scaled(found[BASELINE].figures["time"], "s"), *shares, peak])
+        rows.append([f"`{op}`", f"{shape} {dtype}", scaled(found[EAGER].figures["time"], "s"), *shares, peak])
     return rows
 
 
@@ -68,6 +68,6 @@ def _limited_rows(place: Place) -> list[list[str]]:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
-    used = [i for i in range(len(head)) if any(row[i] for row in rows)]  # nobody's column is left out
+    used = [i for i in range(len(head)) if any(row[i] for row in rows)]  # without empty columns
     lines = [[head[i] for i in used], ["---"] * len(used), *([row[i] for i in used] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,18 +1,18 @@
-"""The stored figures as a page: one file, no network, no scripts; a pointer on a mark tells its numbers."""
+"""The stored figures as a page: one file, no network, no scripts; hover over a mark for its numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from bench.report.content import BASELINE, OURS, Kernel, Place, Predicted, Roof, Target
+from bench.report.content import EAGER, OURS, Kernel, Place, Predicted, PredictedTarget, Roof
 from bench.report.plots import COLOURS, Axis, Series, chart, legend
 from bench.report.quantities import number, plain, scaled
 
-CONTENDERS = {
+IMPLEMENTATIONS = {
     name: COLOURS[i]
     for i, name in enumerate(
-        (OURS, "fasttrain, compiled", BASELINE, "compiled", "torch", "Liger", "cut-cross-entropy", "other")
+        (OURS, "fasttrain, compiled", EAGER, "compiled", "torch", "Liger", "cut-cross-entropy", "other")
     )
 }
 OPS = (
@@ -25,19 +25,19 @@ VARYING = ("M", "T", "V")
 
 _PREDICTED = (
     "Not measured: computed from the bytes, FLOPs and instructions of the compiled kernels (python -m bench.static). A "
-    "bar goes from the least to the most that is likely."
+    "bar spans the predicted range."
 )
 
 
-def page(places: Sequence[Place], targets: Sequence[Target]) -> str:
+def page(places: Sequence[Place], targets: Sequence[PredictedTarget]) -> str:
     """The HTML."""
     sections = ["<h1>fasttrain: benchmarks</h1>", _about(places, targets)]
     for place in places:
         newest = place.runs[-1]
         shown = [_measured_roofline(place), _times(place), _memory(place), _gates(place), _history(place)]
         if any(shown):
-            told = f"Newest: {escape(newest.told)}. {_clocks(newest.sensors)}"
-            sections += [f"<h2>{escape(place.name)}</h2><p>{told}</p>", *shown]
+            about = f"Newest: {escape(newest.label)}. {_clocks(newest.sensors)}"
+            sections += [f"<h2>{escape(place.name)}</h2><p>{about}</p>", *shown]
     if targets:
         sections.append(f"<h2>Predicted for GPUs</h2><p>{_PREDICTED}</p>")
         sections.append(_cards(_predicted_roofline(target) for target in targets))
@@ -50,14 +50,14 @@ def page(places: Sequence[Place], targets: Sequence[Target]) -> str:
     )
 
 
-def _about(places: Sequence[Place], targets: Sequence[Target]) -> str:
+def _about(places: Sequence[Place], targets: Sequence[PredictedTarget]) -> str:
     if not places and not targets:
         return "<p>Nothing has been measured yet: make bench-save.</p>"
     measured = [place for place in places if place.hardware["gpu"]]
-    gpus = "" if measured else " No GPU has been measured yet: what is said of GPUs below is predicted, and marked."
+    gpus = "" if measured else " No GPU has been measured yet: figures for GPUs below are predicted, and marked."
     return (
         "<p>Filled marks are measured, hollow ones predicted; round ones are fasttrain's. Times are medians; only "
-        f"contenders of one run are compared with each other, and runs with others on the same hardware.{gpus}</p>"
+        f"implementations of one run are compared with each other, and runs with others on the same hardware.{gpus}</p>"
     )
 
 
@@ -80,10 +80,10 @@ def _measured_roofline(place: Place) -> str:
     cards = []
     for dtype, roof in place.roof.items():
         kernels = [k for k in place.kernels if k.dtype == dtype and k.flops and k.figures.get("time")]
-        best = [k for k in kernels if k.contender.startswith(OURS)]
+        best = [k for k in kernels if k.implementation.startswith(OURS)]
         series = [
             Series(op, [(k.flops / k.bytes, k.flops / k.figures["time"]) for k in of], OP_COLOURS[op], line=False,
-                   words=[_told(k) for k in of])
+                   words=[_label(k) for k in of])
             for op in OPS if (of := [k for k in best if k.op == op])
         ]  # fmt: skip
         if series:
@@ -91,7 +91,7 @@ def _measured_roofline(place: Place) -> str:
     return _cards(cards)
 
 
-def _predicted_roofline(target: Target) -> str:
+def _predicted_roofline(target: PredictedTarget) -> str:
     series = []
     for op in OPS:
         for ours in (True, False):
@@ -114,7 +114,7 @@ def _predicted_series(op: str, of: Sequence[Predicted], ours: bool) -> Series:
     )
 
 
-def _op_legend(targets: Sequence[Target]) -> list[Series]:
+def _op_legend(targets: Sequence[PredictedTarget]) -> list[Series]:
     predicted = {point.op for target in targets for point in target.points}
     marks = [Series(op, (), colour, hollow=True) for op, colour in OP_COLOURS.items() if op in predicted]
     return [*marks, Series("square: other libraries", (), "var(--soft)", hollow=True, square=True)]
@@ -128,7 +128,7 @@ def _times(place: Place) -> str:
             rest = tuple((letter, n) for letter, n in k.size.items() if letter != _letter(place, k))
             groups.setdefault((k.op, k.passes, k.dtype, _letter(place, k), rest), []).append(k)
     for (op, passes, dtype, letter, rest), kernels in groups.items():
-        series = _by_contender(kernels, letter)
+        series = _by_implementation(kernels, letter)
         if max(len(s.points) for s in series) > 1:
             title = f"{op}, {passes}, {dtype}"
             sizes = sorted({k.size[letter] for k in kernels})
@@ -139,27 +139,29 @@ def _times(place: Place) -> str:
 
 
 def _letter(place: Place, kernel: Kernel) -> str:
-    """What varies between the sizes of an op."""
+    """The letter that varies between the sizes of an op."""
     others = [k.size for k in place.kernels if (k.op, k.passes) == (kernel.op, kernel.passes)]
     return max(VARYING, key=lambda letter: len({size.get(letter) for size in others}))
 
 
-def _by_contender(kernels: Sequence[Kernel], letter: str) -> list[Series]:
+def _by_implementation(kernels: Sequence[Kernel], letter: str) -> list[Series]:
     found: dict[str, list[Kernel]] = {}
-    order = list(CONTENDERS)
-    for k in sorted(kernels, key=lambda k: (order.index(k.contender) if k.contender in order else 99, k.size[letter])):
-        found.setdefault(k.contender, []).append(k)
+    order = list(IMPLEMENTATIONS)
+    for k in sorted(
+        kernels, key=lambda k: (order.index(k.implementation) if k.implementation in order else 99, k.size[letter])
+    ):
+        found.setdefault(k.implementation, []).append(k)
     return [
         Series(name, [(k.size[letter], k.figures["time"]) for k in of], _colour(name), square=not name.startswith(OURS),
-               words=[_told(k) for k in of])
+               words=[_label(k) for k in of])
         for name, of in found.items()
     ]  # fmt: skip
 
 
-def _told(k: Kernel) -> str:
+def _label(k: Kernel) -> str:
     f = k.figures
     return (
-        f"{k.contender}: {k.op} {k.passes}, {k.shape} {k.dtype}: {scaled(f['time'], 's')}, "
+        f"{k.implementation}: {k.op} {k.passes}, {k.shape} {k.dtype}: {scaled(f['time'], 's')}, "
         f"{f['of eager']:.2f} of eager, {f['of the limit']:.0%} of the limit, peak {scaled(f['peak'], 'B')}"
     )
 
@@ -197,19 +199,19 @@ def _history(place: Place) -> str:
     for number_, run in enumerate(place.runs):
         for name, row in run.rows.items():
             if row["kind"] == "ratio" and "margin" in row:
-                lines.setdefault(name, []).append((number_ + 1, row["value"], run.told))
+                lines.setdefault(name, []).append((number_ + 1, row["value"], run.label))
     cards = []
     for name, found in sorted(lines.items()):
         if len(found) > 1:
-            words = [f"{told}: {value:.3f}" for _, value, told in found]
+            words = [f"{label}: {value:.3f}" for _, value, label in found]
             series = [Series(name, [(x, y) for x, y, _ in found], COLOURS[0], words=words)]
             runs = Axis("run", lambda v: f"{v:g}", log=False, ticks=[x for x, _, _ in found])
             cards.append(f"<h3>{escape(name)}</h3>{chart(name, series, runs, Axis('', lambda v: f'{v:g}', log=False))}")
     return f"<details><summary>History</summary>{_cards(cards)}</details>" if cards else ""
 
 
-def _colour(contender: str) -> str:
-    return CONTENDERS.get(contender, CONTENDERS["other"])
+def _colour(implementation: str) -> str:
+    return IMPLEMENTATIONS.get(implementation, IMPLEMENTATIONS["other"])
 
 
 def _cards(cards: Iterable[str]) -> str:

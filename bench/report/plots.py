@@ -27,7 +27,7 @@ class Series:
 @dataclass(frozen=True)
 class Axis:
     label: str
-    told: Callable[[float], str]  # a number as it is written
+    format: Callable[[float], str]  # of a number
     log: bool = True
     least: float | None = None
     most: float | None = None
@@ -35,7 +35,7 @@ class Axis:
 
 
 def chart(name: str, series: Sequence[Series], x: Axis, y: Axis, roof: Sequence[Point] = ()) -> str:
-    """One plot; `roof` is a line that nothing can be above."""
+    """Draw one plot; `roof` is the line that nothing can exceed."""
     points = [p for s in series for p in s.points] + list(roof)
     ys = [b for s in series for bar in s.bars for b in bar] + [p[1] for p in points]
     to_x = _scale(x, [p[0] for p in points], LEFT, WIDTH - RIGHT)
@@ -84,7 +84,7 @@ def _scale(axis: Axis, values: Sequence[float], begin: float, end: float) -> Cal
 
 
 def ticks_of(axis: Axis, low: float, high: float) -> list[float]:
-    """Powers of ten and what is between them where there is room, or round steps."""
+    """Powers of ten and, where space allows, values between them; or round steps."""
     if axis.ticks:
         return [t for t in axis.ticks if low <= t <= high]
     if not axis.log:
@@ -101,13 +101,13 @@ def ticks_of(axis: Axis, low: float, high: float) -> list[float]:
 def _grid(axis: Axis, to: Callable[[float], float], across: bool) -> str:
     shapes = ""
     for tick in ticks_of(axis, *to.bounds):  # type: ignore[attr-defined]
-        at, told = to(tick), escape(axis.told(tick))
+        at, label = to(tick), escape(axis.format(tick))
         if across:
             shapes += f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-            shapes += f'<text text-anchor="middle" x="{at:.1f}" y="{HEIGHT - BOTTOM + 15}">{told}</text>'
+            shapes += f'<text text-anchor="middle" x="{at:.1f}" y="{HEIGHT - BOTTOM + 15}">{label}</text>'
         else:
             shapes += f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
-            shapes += f'<text text-anchor="end" x="{LEFT - 5}" y="{at + 4:.1f}">{told}</text>'
+            shapes += f'<text text-anchor="end" x="{LEFT - 5}" y="{at + 4:.1f}">{label}</text>'
     return shapes
 
 

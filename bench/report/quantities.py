@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def scaled(value: float, unit: str) -> str:
-    """With a prefix: 3.35 TB, 12.3 GB, 4.5 ms."""
+    """Format with an SI prefix: 3.35 TB, 12.3 GB, 4.5 ms."""
     if value == 0:
         return f"0 {unit}"
     for power, prefix in (
@@ -23,7 +23,7 @@ def scaled(value: float, unit: str) -> str:
 
 
 def plain(value: float) -> str:
-    """A count."""
+    """Format a count."""
     return f"{value:,.0f}"
 
 

@@ -1,4 +1,4 @@
-"""What our kernels, Liger's and cut-cross-entropy's ask of a GPU at training shapes, without a GPU."""
+"""Bytes, operations and resources of our kernels, Liger's and cut-cross-entropy's at training shapes, without a GPU."""
 
 from __future__ import annotations
 
@@ -16,39 +16,36 @@ from bench.static import rules
 from bench.static.cases import OURS
 from bench.static.gpus import CARDS
 from bench.static.providers import survey_all, version
-from bench.static.summary import markdown
-from bench.static.survey import PASSES, Row
+from bench.static.summary import TABLES, markdown
+from bench.static.survey import PASSES, StaticRow
 
 _EPILOGUE = """\
 columns:
   issued           MB that the lanes ask for; x: times the limit of the pass
-  memory, LRU      MB that pass the last cache: a perfect one, and one that replaces what was not used for longest
-  unique           distinct MB of each launch: what would pass a cache without end
+  memory, LRU      MB that pass L2: a perfect one, and one that evicts the least recently used block
+  unique           distinct MB of each launch: what would pass an infinite cache
   GFLOP, M special operations; special: exp, log, rsqrt
   regs, spill      registers per lane, bytes spilled per lane        smem   KiB of shared memory
   occ, limit       resident warps of those that fit, and what keeps it from more
-  bits             width of an access, per lane        mma    instructions on the matrix units
+  bits             width of an access, per lane        mma    tensor core instructions
   predicted us     low, mid, high by a roofline: not measured
 
 Without --check or --update, the stored table is shown. The exit status of --check is 1 if an exact figure is not the
-stored one, a kernel of ours spills, or one moves more bytes, or narrower ones, than its rivals.
+stored one, a kernel of ours spills, or one moves more bytes, or narrower ones, than a baseline.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     options = _parse(arguments)
     console = Console(width=None if sys.stdout.isatty() else 200)
     stored = [] if options.update and not rules.STORED.exists() else _wanted(rules.read(), options)
-    if options.markdown:
-        print(markdown(rules.read()))
-        return 0
     if not (options.check or options.update):
         _show(console, stored, options.json)
         return 0
     fresh = survey_all(options.op, options.target, options.jobs)
     surveyed = {row.provider for row in fresh}
-    kept = [row for row in stored if row.provider not in surveyed]  # of rivals that are not installed
+    kept = [row for row in stored if row.provider not in surveyed]  # of baselines that are not installed
     found = rules.problems([*fresh, *kept])
     if options.update:
         _update(fresh)
@@ -73,9 +70,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--target", nargs="+", choices=CARDS, default=list(CARDS), metavar="T", help=", ".join(CARDS))
     parser.add_argument("--op", nargs="+", choices=ops, default=ops, metavar="OP", help=", ".join(ops))
     parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of a table")
-    parser.add_argument("--markdown", action="store_true", help="print the stored tables of docs/kernels/static.md")
     parser.add_argument("--check", action="store_true", help="compute the table anew, and compare it with the stored")
-    parser.add_argument("--update", action="store_true", help=f"compute and store it in {rules.STORED.name}")
+    parser.add_argument(
+        "--update", action="store_true", help=f"compute and store it in {rules.STORED.name} and {TABLES.name}"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
     options = parser.parse_args(arguments)
     if not options.update and not rules.STORED.exists():
@@ -83,22 +81,23 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _wanted(rows: Iterable[Row], options: argparse.Namespace) -> list[Row]:
+def _wanted(rows: Iterable[StaticRow], options: argparse.Namespace) -> list[StaticRow]:
     return [row for row in rows if row.target in options.target and row.op in options.op]
 
 
-def _update(fresh: Sequence[Row]) -> None:
+def _update(fresh: Sequence[StaticRow]) -> None:
     """Replace what was surveyed, and keep the rest."""
     surveyed = {(row.provider, row.op, row.target) for row in fresh}
     old = json.loads(rules.STORED.read_text()) if rules.STORED.exists() else []
     kept = [row for row in old if (row["provider"], row["op"], row["target"]) not in surveyed]
     rules.write(kept + rules.plain(fresh, version))
+    TABLES.write_text(markdown(rules.read()))
 
 
 # Showing
 
 
-def _show(console: Console, rows: Sequence[Row], as_json: bool) -> None:
+def _show(console: Console, rows: Sequence[StaticRow], as_json: bool) -> None:
     if as_json:
         print(json.dumps([row.plain() for row in rows], indent=1))
         return
@@ -111,7 +110,7 @@ def _show(console: Console, rows: Sequence[Row], as_json: bool) -> None:
             console.print(_table(f"{op} {shape}", same))
 
 
-def _table(title: str, rows: Sequence[Row]) -> Table:
+def _table(title: str, rows: Sequence[StaticRow]) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
     for name in ("provider", "pass", "launch"):
         table.add_column(name, overflow="fold")
@@ -131,7 +130,7 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
     return table
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: StaticRow) -> list[str]:
     compiled = row.registers is not None
     return [
         row.provider,
@@ -151,7 +150,7 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _sums(rows: Sequence[Row]) -> list[str]:
+def _sums(rows: Sequence[StaticRow]) -> list[str]:
     limit = rows[0].bytes_limit
     times = [sum(row.predicted_us[i] for row in rows) for i in range(3)]
     moved = [cell for figure in rules.BYTES for cell in _bytes(rules.total(rows, figure), limit)]

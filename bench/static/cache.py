@@ -1,15 +1,15 @@
-"""Bytes between memory and the last cache of a GPU, if that cache has the card's size and is empty before each launch.
+"""Bytes between memory and the L2 of a GPU, if it has the card's size and is empty before each launch.
 
-Distinct bytes (`unique`) are those of a cache that holds all that a launch touches: gigabytes, in a large product.
-Which block a GPU's cache gives up for another is not documented, so there are two answers:
+Distinct bytes (`unique`) are those of a cache that holds all that a launch touches: gigabytes, in a large matmul.
+Which block a GPU's L2 evicts is not documented, so there are two figures:
 
     perfect   the block that will be needed last (Belady's rule): no cache of that size moves less
-    LRU       the block that was not used for longest: a loop over more than the cache holds finds nothing in it
+    LRU       the least recently used block: a loop over more than the cache holds finds nothing in it
 
 Programs start in the order of their numbers, as many at a time as the card holds, and advance in step: one fetch serves
 all that need a block at that time.
 
-    products    (Tiling) a cache of blocks: panels of both operands, in pieces along the dimension that is summed over,
+    matmuls     (Tiling) a cache of blocks: panels of both operands, in chunks along the dimension that is summed over,
                 and the tiles of the result
     attention   distinct bytes: keys and values of the heads in flight fit every cache but the smallest
     the rest    programs stream through parts of their own; if one reads its part again, what the parts of all programs
@@ -33,7 +33,7 @@ from fasttrain_kernels.testing import Traffic
 if TYPE_CHECKING:
     from bench.static.counts import Counts
 
-_PIECE = 1024  # elements of D: finer ones change the figures by less than 0.5 %, and take longer
+_CHUNK = 1024  # elements of D: finer ones change the figures by less than 0.5 %, and take longer
 _PANELS = 1 << 20  # of an operand, at most
 _NEVER = 1 << 60
 
@@ -52,7 +52,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Result:
-    """What a product writes, a tile at the end of each program; read before if it is added to."""
+    """The output of a matmul, written as a tile at the end of each program; read before if it is added to."""
 
     names: tuple[str, ...]  # of the launch's arguments
     itemsize: int
@@ -98,20 +98,20 @@ class Tiling:
 
 
 def memory_bytes(counts: Counts, card: Card, rule: Rule, *, programs: int, resident: int) -> int:
-    """Of a launch; `resident` programs are on one multiprocessor at a time."""
+    """Bytes of a launch; `resident` programs are on one multiprocessor at a time."""
     concurrent = resident * card.multiprocessors
     if counts.tilings:
         covered = counts.tilings[0].covered
         rest = sum(traffic.unique for name, traffic in counts.arguments.items() if name not in covered)
-        return rest + min(_tiled(tiling, concurrent, card.cache, rule) for tiling in counts.tilings)
+        return rest + min(_tiled(tiling, concurrent, card.l2_bytes, rule) for tiling in counts.tilings)
     if counts.flops:
         return counts.unique
     share = min(concurrent / programs, 1.0)
-    return sum(_streamed(traffic, share, card.cache, rule) for traffic in counts.arguments.values())
+    return sum(_streamed(traffic, share, card.l2_bytes, rule) for traffic in counts.arguments.values())
 
 
 def _streamed(traffic: Traffic, in_flight: float, size: int, rule: Rule) -> int:
-    """Of an argument, `in_flight` of which the programs work on at a time."""
+    """Bytes of an argument, a share `in_flight` of which the programs work on at a time."""
     distinct = traffic.unique - min(traffic.stored, traffic.unique)  # read; what is written is written once
     again, held = max(traffic.loaded - distinct, 0), distinct * in_flight
     missed = max(1 - size / held, 0.0) if held else 0.0
@@ -124,7 +124,7 @@ def _tiled(tiling: Tiling, concurrent: int, size: int, rule: Rule) -> int:
 
 
 class Access(NamedTuple):
-    """Of a program to a block."""
+    """An access of a program to a block."""
 
     block: int
     size: int  # bytes
@@ -133,18 +133,18 @@ class Access(NamedTuple):
 
 
 def accesses(tiling: Tiling, concurrent: int) -> Iterator[Access]:
-    """What a launch asks of the cache, in order; within a wave, what several programs need in the same step is once."""
-    order, pieces = tiling.order(), -(-tiling.D // _PIECE)
+    """Yield the accesses of a launch to L2, in order; programs of a wave share those to the same block."""
+    order, chunks = tiling.order(), -(-tiling.D // _CHUNK)
     numbers = {name: i for i, name in enumerate(sorted({o.name for loop in tiling.loops for o in loop}))}
     for start in range(0, len(order), concurrent):
         wave = order[start : start + concurrent]
         panels = [sorted({tile[side] for tile in wave}) for side in (0, 1)]
         for loop in tiling.loops:
-            for piece in range(pieces):
-                columns = min(_PIECE, tiling.D - piece * _PIECE)
+            for chunk in range(chunks):
+                columns = min(_CHUNK, tiling.D - chunk * _CHUNK)
                 for operand in loop:
                     for panel in panels[operand.side]:
-                        block = (numbers[operand.name] * _PANELS + panel) * pieces + piece
+                        block = (numbers[operand.name] * _PANELS + panel) * chunks + chunk
                         size = tiling.rows(operand.side, panel) * columns * operand.itemsize
                         yield Access(block, size, operand.added_to)
         if tiling.result:
@@ -154,7 +154,7 @@ def accesses(tiling: Tiling, concurrent: int) -> Iterator[Access]:
 
 
 def through(asked: Sequence[Access], size: int) -> int:
-    """Bytes that a cache of a size reads from memory and writes to it, if it evicts what is needed last."""
+    """Bytes moved between memory and a cache that evicts the block that is needed last."""
     following = _following([access.block for access in asked])
     held: dict[int, tuple[int, int, bool]] = {}  # block -> when it is needed again, bytes, written
     latest: list[tuple[int, int]] = []  # a heap of (-when, block); entries of the past are skipped
@@ -177,7 +177,7 @@ def through(asked: Sequence[Access], size: int) -> int:
 
 
 def through_lru(asked: Sequence[Access], size: int) -> int:
-    """The same, if it evicts what was not used for longest."""
+    """Bytes moved by a cache that evicts the least recently used block."""
     held: OrderedDict[int, tuple[int, bool]] = OrderedDict()  # block -> bytes, written; the last used at the end
     used = moved = 0
     for block, length, written, read in asked:
@@ -195,10 +195,10 @@ def through_lru(asked: Sequence[Access], size: int) -> int:
 
 
 def _following(blocks: Sequence[int]) -> list[int]:
-    """For each access, the number of the next one to the same block."""
+    """Return, for each access, the number of the next one to the same block."""
     array = np.asarray(blocks)
     by_block = np.argsort(array, kind="stable")
     same = array[by_block[1:]] == array[by_block[:-1]]
     following = np.full(len(array), _NEVER)
     following[by_block[:-1][same]] = by_block[1:][same]
-    return following.tolist()  # type: ignore[no-any-return]
+    return following.tolist()

@@ -1,7 +1,7 @@
 """Ops at training shapes in bf16, with their physical limits, and how fasttrain runs them.
 
 A limit is what no kernel can avoid: every input of the op read once, every output written once. What a kernel keeps for
-itself (rstd, sums of parts) is not in it.
+itself (rstd, partial sums) is not in it.
 
 M rows (tokens), N features, V vocabulary, H heads, D head dimension, P programs of the pass's first launch.
 """
@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from bench.static.cache import Tiling
-from bench.static.torch_ops import note_product
+from bench.static.torch_ops import record_matmul
 from fasttrain_kernels.attention import attention
-from fasttrain_kernels.linear_cross_entropy import linear_cross_entropy, ops, sweep
-from fasttrain_kernels.linear_cross_entropy.rows import Options, rows_triton
+from fasttrain_kernels.linear_cross_entropy import chunked, linear_cross_entropy, op
+from fasttrain_kernels.linear_cross_entropy.launch import cross_entropy_triton
+from fasttrain_kernels.linear_cross_entropy.reference import LossOptions
 from fasttrain_kernels.qk_norm_rope import qk_norm_rope
 from fasttrain_kernels.rms_norm import add_rms_norm, rms_norm
 from fasttrain_kernels.swiglu import swiglu
@@ -47,20 +48,20 @@ class Shape:
 
 
 @dataclass(frozen=True, eq=False)  # a case is itself, and hashable
-class Case:
+class StaticCase:
     """One provider's way to compute a shape: `run` does the forward pass and returns the backward pass, if any."""
 
     provider: str
     shape: Shape
     run: Callable[[Sizes], Backward | None]
-    locks: bool = False  # its programs take turns at elements
+    locks: bool = False  # its programs share elements behind locks
     by_target: bool = False  # it takes another kernel on another target
-    # For an op that repeats one kernel in chunks beside matrix products, which cannot run at full size: a run with a
+    # For an op that repeats one kernel in chunks beside matmuls, which cannot run at full size: a run with a
     # single chunk, its sizes, and the terms of one launch.
     small_run: Callable[[Sizes], Backward | None] | None = None
     small: Sequence[Sizes] = ()
     terms: Terms | None = None
-    tilings: Mapping[str, Callable[[Sizes], Tiling]] = field(default_factory=dict)  # of kernels that are products
+    tilings: Mapping[str, Callable[[Sizes], Tiling]] = field(default_factory=dict)  # of kernels that are matmuls
 
 
 def ceil_div(n: int, d: int) -> int:
@@ -202,32 +203,32 @@ def _run_attention(s: Sizes) -> Backward:
 
 def _run_cross_entropy(s: Sizes) -> None:
     logits = torch.empty(s["M"], s["V"], dtype=BF16)
-    options = Options(ignore_index=-100, z_loss=0.0, label_smoothing=0.0, softcap=None)
-    rows_triton(logits, s["V"], targets(s["M"]), torch.empty(s["M"]), options, stats=False)
+    options = LossOptions(ignore_index=-100, z_loss=0.0, label_smoothing=0.0, softcap=None)
+    cross_entropy_triton(logits, s["V"], targets(s["M"]), torch.empty(s["M"]), options, stats=False)
 
 
 def _run_linear(s: Sizes) -> Backward:
-    """The op on tensors without memory, its matrix products noted instead of computed."""
+    """The op on meta tensors, its matmuls recorded instead of computed."""
     hidden, weight = (torch.empty(s[rows], s["D"], dtype=BF16, device="meta") for rows in "MV")
     labels = torch.empty(s["M"], dtype=torch.int64, device="meta")
     autocast = patch("torch.autocast", lambda *_, **__: nullcontext())  # there is none for such tensors
-    with patch.object(sweep, "_matmul", note_product), autocast:
-        _, dhidden, dweight, scale = ops._forward(
+    with patch.object(chunked, "_matmul", record_matmul), autocast:
+        _, dhidden, dweight, scale = op._forward(
             *(hidden, weight, labels, None, -100, 0.0, 0.0, None, True, True, True), use_triton=True
         )
-    return lambda: [ops._finished(grad, scale, BF16) for grad in (dhidden, dweight)]
+    return lambda: [op._finished(grad, scale, BF16) for grad in (dhidden, dweight)]
 
 
 def _run_linear_small(s: Sizes) -> None:
     linear_cross_entropy(fresh(s["M"], 16), fresh(s["V"], 16), targets(s["M"]))
 
 
-def chunked(s: Sizes, P: int, direction: str) -> tuple[int, ...]:
+def program_per_row(s: Sizes, P: int, direction: str) -> tuple[int, ...]:
     """Terms of a launch with a program per row."""
     return 1, P
 
 
-CHUNKED: dict[str, Any] = dict(small=[dict(M=m, V=151936, SMS=1) for m in (1, 2, 3)], terms=chunked)
+CHUNKED: dict[str, Any] = dict(small=[dict(M=m, V=151936, SMS=1) for m in (1, 2, 3)], terms=program_per_row)
 
 _OURS = {
     _run_rms: RMS,
@@ -237,5 +238,5 @@ _OURS = {
     _run_attention: ATTENTION,
     _run_cross_entropy: ROWS,
 }
-OURS = [Case("fasttrain", shape, run) for run, shapes in _OURS.items() for shape in shapes]
-OURS += [Case("fasttrain", shape, _run_linear, small_run=_run_linear_small, **CHUNKED) for shape in LINEAR]
+OURS = [StaticCase("fasttrain", shape, run) for run, shapes in _OURS.items() for shape in shapes]
+OURS += [StaticCase("fasttrain", shape, _run_linear, small_run=_run_linear_small, **CHUNKED) for shape in LINEAR]

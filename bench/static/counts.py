@@ -1,6 +1,6 @@
 """Bytes and operations of a launch at full size, exactly, from interpreted runs at small sizes.
 
-What a kernel moves is a polynomial in its sizes: so many bytes per row, so many per program, so many in any case. A
+The bytes of a kernel are a polynomial in its sizes: so many per row, so many per program, so many in any case. A
 case names the terms of that polynomial. Small runs give its value at some points, linear algebra over fractions the
 value at full size. There are more points than terms: if the counts were not such a polynomial, the surplus would
 contradict, and that is an error.
@@ -18,14 +18,14 @@ from fasttrain_kernels.testing import Launch, Traffic
 
 @dataclass(frozen=True)
 class Counts:
-    """What one launch does, by argument where it is about memory."""
+    """The counts of one launch, by argument where they are bytes."""
 
     kernel: str
     arguments: dict[str, Traffic] = field(default_factory=dict)
-    flops: int = 0  # on the matrix units
+    flops: int = 0  # on tensor cores
     elementwise: int = 0
     special: int = 0
-    tilings: tuple[Tiling, ...] = ()  # of a product: how it may go through its operands, if that is known
+    tilings: tuple[Tiling, ...] = ()  # of a matmul: possible orders of its tiles, if known
 
     @property
     def issued(self) -> int:
@@ -45,7 +45,7 @@ def extrapolate(
     values: Sequence[Sequence[int]],  # what each run counted
     full: tuple[int, ...],
 ) -> list[int]:
-    """What a run with the terms `full` counts."""
+    """Return the counts of a run with the terms `full`."""
     basis: list[tuple[int, list[Fraction]]] = []  # (pivot, row) of [terms | values], rows reduced by those before
     surplus = 0
     for terms, counted in zip(points, values, strict=True):
@@ -84,4 +84,5 @@ def flat(launch: Launch) -> list[int]:
 def unflat(kernel: str, names: Sequence[str], figures: Sequence[int]) -> Counts:
     """The counts whose figures these are."""
     traffic = {name: Traffic(*figures[3 + 4 * i : 7 + 4 * i]) for i, name in enumerate(names)}
-    return Counts(kernel, traffic, *figures[:3])
+    flops, elementwise, special = figures[:3]
+    return Counts(kernel, traffic, flops, elementwise, special)

@@ -1,4 +1,4 @@
-"""The GPU that stands for each target: what fasttrain/gpus.toml says of it, and what is only of use here."""
+"""The GPU that stands for each target: its entry in fasttrain/gpus.toml, and figures that only this analysis uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Card:
 
     gpu: Gpu
     multiprocessors: int  # AMD: compute units
-    cache: int  # bytes of the last cache before memory
+    l2_bytes: int  # MI300X: of its Infinity Cache
     fp32_lanes: int  # of a multiprocessor: fp32 operations per clock, two with each multiply-add
 
     @property

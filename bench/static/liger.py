@@ -1,4 +1,4 @@
-"""The same ops of Liger: pip install -e '.[rivals]'.
+"""The same ops of Liger: pip install -e '.[baselines]'.
 
 Its host code asks the device for its multiprocessors and its architecture. A CPU counts as one multiprocessor there, so
 three functions run from their source with another number; nothing else of Liger is changed.
@@ -29,8 +29,8 @@ from bench.static.cases import (
     ROWS,
     SWIGLU,
     Backward,
-    Case,
     Sizes,
+    StaticCase,
     fresh,
     targets,
 )
@@ -109,7 +109,7 @@ def _run_cross_entropy(s: Sizes) -> None:
 
 
 def _run_linear(s: Sizes) -> Backward:
-    """On tensors without memory, by the branches that a GPU takes."""
+    """Run on meta tensors, by the branches that a GPU takes."""
     hidden, weight = (torch.empty(s[rows], s["D"], dtype=BF16, device="meta", requires_grad=True) for rows in "MV")
     fused = with_replaced(
         linear.fused_linear_cross_entropy_forward,
@@ -136,5 +136,7 @@ _LIGER = {
     _run_qk: QK,
     _run_cross_entropy: ROWS,
 }
-LIGER = [Case("liger", shape, run, by_target=run is _run_swiglu) for run, shapes in _LIGER.items() for shape in shapes]
-LIGER += [Case("liger", shape, _run_linear, small_run=_run_linear_small, **CHUNKED) for shape in LINEAR]
+LIGER = [
+    StaticCase("liger", shape, run, by_target=run is _run_swiglu) for run, shapes in _LIGER.items() for shape in shapes
+]
+LIGER += [StaticCase("liger", shape, _run_linear, small_run=_run_linear_small, **CHUNKED) for shape in LINEAR]

@@ -1,6 +1,6 @@
-"""How long a launch might take: a roofline with shares that comparable kernels reach. Predicted, never measured.
+"""Predicted time of a launch: a roofline with the shares of peak that comparable kernels reach. Never measured.
 
-    bytes    those that pass a perfect last cache (cache.py) / bandwidth
+    bytes    those that pass a perfect L2 (cache.py) / bandwidth
     matrix   FLOPs of tl.dot / peak
     scalar   other FLOPs / fp32 peak, special functions / their rate
 
@@ -29,7 +29,7 @@ from bench.static.torch_ops import BLAS
 
 @dataclass(frozen=True)
 class Shares:
-    """Of the peaks, and microseconds per launch."""
+    """Shares of the peaks, and microseconds per launch."""
 
     bandwidth: float
     matrix: float
@@ -52,7 +52,7 @@ def predicted_us(
     programs: int,
     resident: int,  # blocks on one multiprocessor
 ) -> list[float]:  # low, mid, high
-    """Microseconds of a launch."""
+    """Predict the microseconds of a launch."""
     memory = memory_bytes(counts, card, "perfect", programs=programs, resident=resident) / card.gpu.bandwidth
     matrix = counts.flops / card.gpu.half
     blas = counts.kernel.startswith(BLAS)

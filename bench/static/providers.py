@@ -1,4 +1,4 @@
-"""Who is compared, and the survey of all of them in several processes."""
+"""The providers of kernels, and the survey of all of them in several processes."""
 
 from __future__ import annotations
 
@@ -8,38 +8,41 @@ import multiprocessing
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from bench.static.cases import OURS, Case
-from bench.static.survey import Row, survey
+from bench.static.cases import OURS, StaticCase
+from bench.static.survey import StaticRow, survey
 
-_RIVALS = {"liger": ("liger_kernel", "liger-kernel"), "cut-cross-entropy": ("cut_cross_entropy", "cut-cross-entropy")}
+_BASELINES = {
+    "liger": ("liger_kernel", "liger-kernel"),
+    "cut-cross-entropy": ("cut_cross_entropy", "cut-cross-entropy"),
+}
 
 
 def installed() -> list[str]:
-    """The rivals that are installed."""
-    return [name for name, (module, _) in _RIVALS.items() if importlib.util.find_spec(module)]
+    """The baselines that are installed."""
+    return [name for name, (module, _) in _BASELINES.items() if importlib.util.find_spec(module)]
 
 
 def version(provider: str) -> str:
-    """Of a provider that is here: "cut-cross-entropy", or a variant, "cut-cross-entropy, fp32"."""
+    """The version of an installed provider: "cut-cross-entropy", or a variant, "cut-cross-entropy, fp32"."""
     name = provider.split(",")[0]
-    return importlib.metadata.version(_RIVALS[name][1]) if name in _RIVALS else "this repository"
+    return importlib.metadata.version(_BASELINES[name][1]) if name in _BASELINES else "this repository"
 
 
-def all_cases() -> list[Case]:
-    """Ours, and those of the rivals that are installed."""
+def all_cases() -> list[StaticCase]:
+    """Our cases, and those of the installed baselines."""
     cases = list(OURS)
     if "liger" in installed():
         from bench.static.liger import LIGER
 
         cases += LIGER
     if "cut-cross-entropy" in installed():
-        from bench.static.cut import CUT
+        from bench.static.cce import CCE
 
-        cases += CUT
+        cases += CCE
     return cases
 
 
-def survey_all(ops: Sequence[str], targets: Sequence[str], jobs: int) -> list[Row]:
+def survey_all(ops: Sequence[str], targets: Sequence[str], jobs: int) -> list[StaticRow]:
     """The rows of all cases of some ops."""
     numbers = [i for i, case in enumerate(all_cases()) if case.shape.op in ops]
     if jobs == 1:
@@ -50,6 +53,6 @@ def survey_all(ops: Sequence[str], targets: Sequence[str], jobs: int) -> list[Ro
         return [row for task in tasks for row in task.result()]
 
 
-def _survey_case(number: int, targets: Sequence[str]) -> list[Row]:
+def _survey_case(number: int, targets: Sequence[str]) -> list[StaticRow]:
     case = all_cases()[number]
     return [row for target in targets for row in survey(case, target)]

@@ -1,4 +1,4 @@
-"""Ours beside theirs, and fresh rows beside the stored ones."""
+"""Rules: ours against the baselines, and fresh rows against the stored ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import triton
 
 from bench.static.prediction import BAND
-from bench.static.survey import Row
+from bench.static.survey import StaticRow
 from bench.static.torch_ops import BLAS
 
 STORED = Path(__file__).parents[1] / "results" / "static.json"
@@ -30,9 +30,9 @@ EXACT = (
 )
 
 
-def passes(rows: Iterable[Row]) -> dict[tuple[str, ...], dict[str, list[Row]]]:
+def passes(rows: Iterable[StaticRow]) -> dict[tuple[str, ...], dict[str, list[StaticRow]]]:
     """(op, shape, target, pass) -> provider -> its rows."""
-    found: dict[tuple[str, ...], dict[str, list[Row]]] = {}
+    found: dict[tuple[str, ...], dict[str, list[StaticRow]]] = {}
     for row in rows:
         direction = "whole" if row.op in WHOLE else row.direction
         key = (row.op, row.shape, row.target, direction)
@@ -40,18 +40,18 @@ def passes(rows: Iterable[Row]) -> dict[tuple[str, ...], dict[str, list[Row]]]:
     return found
 
 
-def total(rows: Iterable[Row], figure: str) -> int:
+def total(rows: Iterable[StaticRow], figure: str) -> int:
     return sum(getattr(row, figure) for row in rows)
 
 
-def narrowest(rows: Sequence[Row]) -> int:
+def narrowest(rows: Sequence[StaticRow]) -> int:
     """The width of the narrowest kernel that moves a sizeable part of the bytes."""
     enough = _SIZEABLE * sum(row.bytes_issued for row in rows)
     return min((row.width_bits for row in rows if row.width_bits and row.bytes_issued >= enough), default=128)
 
 
-def problems(rows: Sequence[Row]) -> list[str]:
-    """Where ours spills, moves more bytes than a rival, or moves them in narrower accesses."""
+def problems(rows: Sequence[StaticRow]) -> list[str]:
+    """Return where ours spills, moves more bytes than a baseline, or moves them in narrower accesses."""
     found = [f"{_name(r)} {r.launch}: spills {r.spills} B per lane" for r in rows if r.provider == OURS and r.spills]
     for key, providers in passes(rows).items():
         ours = providers.pop(OURS, [])
@@ -61,7 +61,7 @@ def problems(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def _worse(provider: str, ours: Sequence[Row], theirs: Sequence[Row]) -> Iterable[str]:
+def _worse(provider: str, ours: Sequence[StaticRow], theirs: Sequence[StaticRow]) -> Iterable[str]:
     for figure in _compared(ours[0], theirs):
         mine, other = total(ours, figure), total(theirs, figure)
         if mine > other:
@@ -70,18 +70,20 @@ def _worse(provider: str, ours: Sequence[Row], theirs: Sequence[Row]) -> Iterabl
         yield f"accesses of {narrowest(ours)} bits and {provider}'s of {narrowest(theirs)}"
     if _traded(ours[0], theirs):
         for i, case in enumerate(BAND):
-            mine, other = (sum(row.predicted_us[i] for row in rows) for rows in (ours, theirs))
-            if mine >= other:
-                yield f"more bytes than {provider}, and {mine:,.0f} us in the {case} case, not less than {other:,.0f}"
+            us, their_us = (sum(row.predicted_us[i] for row in rows) for rows in (ours, theirs))
+            if us >= their_us:
+                yield (
+                    f"more bytes than {provider}, and {us:,.0f} us in the {case} case, not less than {their_us:,.0f}"
+                )
 
 
-def _traded(ours: Row, theirs: Sequence[Row]) -> bool:
+def _traded(ours: StaticRow, theirs: Sequence[StaticRow]) -> bool:
     stores_logits = any(row.launch.startswith(BLAS) for row in theirs)
     return (ours.op, ours.shape) in TRADED and not stores_logits
 
 
-def _compared(ours: Row, theirs: Sequence[Row]) -> Sequence[str]:
-    """Figures of which ours may not have more."""
+def _compared(ours: StaticRow, theirs: Sequence[StaticRow]) -> Sequence[str]:
+    """The figures that ours may not exceed."""
     if _traded(ours, theirs):
         return "bytes_issued", "flops"
     # Distinct bytes are counted by launch: one huge launch is credited with a cache that holds gigabytes, and the same
@@ -90,7 +92,7 @@ def _compared(ours: Row, theirs: Sequence[Row]) -> Sequence[str]:
     return BYTES[:-1] if ours.op in WHOLE else BYTES
 
 
-def changes(fresh: Iterable[Row], stored: Iterable[Row]) -> list[str]:
+def changes(fresh: Iterable[StaticRow], stored: Iterable[StaticRow]) -> list[str]:
     """Exact figures that are not the stored ones, and kernels that came or went."""
     fresh = list(fresh)
     before, found = {_key(row): row for row in stored}, []
@@ -110,28 +112,28 @@ def changes(fresh: Iterable[Row], stored: Iterable[Row]) -> list[str]:
     return found
 
 
-def _name(row: Row) -> str:
+def _name(row: StaticRow) -> str:
     return f"{row.op} {row.shape} {row.target} {row.direction} {row.provider}"
 
 
-def _key(row: Row) -> tuple[str, ...]:
+def _key(row: StaticRow) -> tuple[str, ...]:
     return row.provider, row.op, row.shape, row.dtype, row.target, row.direction, row.launch
 
 
 # The file: a list of rows, one a line, each with the versions that it holds for
 
 
-def read(path: Path = STORED) -> list[Row]:
+def read(path: Path = STORED) -> list[StaticRow]:
     plain = json.loads(path.read_text())
-    return [Row.of({k: v for k, v in row.items() if k not in ("triton", "version")}) for row in plain]
+    return [StaticRow.of({k: v for k, v in row.items() if k not in ("triton", "version")}) for row in plain]
 
 
 def stored_triton(path: Path = STORED) -> str:
-    """The Triton that the stored rows of ours were compiled with: another one compiles differently."""
+    """The Triton that the stored rows of ours were compiled with: another one should_compile differently."""
     return next(row["triton"] for row in json.loads(path.read_text()) if row["provider"] == OURS)
 
 
-def plain(rows: Iterable[Row], version: Callable[[str], str]) -> list[dict[str, Any]]:
+def plain(rows: Iterable[StaticRow], version: Callable[[str], str]) -> list[dict[str, Any]]:
     """Rows as they are stored, with the version of their provider."""
     return [row.plain() | {"version": version(row.provider), "triton": triton.__version__} for row in rows]
 
@@ -142,7 +144,7 @@ def write(rows: Sequence[dict[str, Any]], path: Path = STORED) -> None:
     path.write_text("[\n" + ",\n".join(json.dumps(row) for row in ordered) + "\n]\n")
 
 
-def grouped(rows: Sequence[Row]) -> Iterable[tuple[tuple[str, str], list[Row]]]:
-    """By op and shape."""
+def grouped(rows: Sequence[StaticRow]) -> Iterable[tuple[tuple[str, str], list[StaticRow]]]:
+    """Group rows by op and shape."""
     for key, same in groupby(rows, key=lambda row: (row.op, row.shape)):
         yield key, list(same)

@@ -1,4 +1,4 @@
-"""A rival's function from its source, with some text replaced: for what it asks a device that is not there."""
+"""Functions of baselines with parts of their source replaced, where they ask for a device that is not there."""
 
 from __future__ import annotations
 

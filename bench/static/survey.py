@@ -7,26 +7,26 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from bench.static.cache import memory_bytes
-from bench.static.cases import Case, Sizes
+from bench.static.cases import Sizes, StaticCase
 from bench.static.counts import Counts, extrapolate, flat, unflat
 from bench.static.gpus import CARDS
 from bench.static.prediction import predicted_us
 from bench.static.torch_ops import TorchOps
 from fasttrain_kernels._registration import kernels_on_cpu
 from fasttrain_kernels.testing import Launch, interpret
-from fasttrain_kernels.testing.compiled import Facts, RecordedLaunch, record
+from fasttrain_kernels.testing.compiled import KernelMetadata, RecordedLaunch, record
 from fasttrain_kernels.testing.targets import TARGETS
 
 PASSES = ("forward", "backward")
-_MOST = 0.9  # of the bytes of a kernel, by instructions: the rest are values per row
+_WIDE_SHARE = 0.9  # of the bytes of a kernel, by instructions: the rest are values per row
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class StaticRow:
     """One kernel of one pass on one target, all its launches together. None: torch runs it, nothing is compiled."""
 
     op: str
@@ -38,8 +38,8 @@ class Row:
     launch: str
     launches: int
     bytes_issued: int
-    bytes_memory: int  # past a perfect last cache
-    bytes_lru: int  # past one that replaces by age
+    bytes_memory: int  # past a perfect L2
+    bytes_lru: int  # past an LRU L2
     bytes_unique: int
     bytes_limit: int  # of the whole pass
     flops: int
@@ -58,14 +58,14 @@ class Row:
         return {"pass" if name == "direction" else name: value for name, value in asdict(self).items()}
 
     @staticmethod
-    def of(plain: dict[str, Any]) -> Row:
-        return Row(**{"direction" if name == "pass" else name: value for name, value in plain.items()})
+    def of(plain: dict[str, Any]) -> StaticRow:
+        return StaticRow(**{"direction" if name == "pass" else name: value for name, value in plain.items()})
 
 
-def survey(case: Case, target: str) -> list[Row]:
-    """The rows of a case."""
+def survey(case: StaticCase, target: str) -> list[StaticRow]:
+    """Return the rows of a case on a target."""
     sizes = case.shape.full | dict(SMS=CARDS[target].multiprocessors)
-    rows: dict[tuple[str, str], Row] = {}
+    rows: dict[tuple[str, str], StaticRow] = {}
     for direction, events in _recorded(case, sizes, target).items():
         first = next((event for event in events if isinstance(event, RecordedLaunch)), None)
         for number, event in enumerate(events):
@@ -73,19 +73,22 @@ def survey(case: Case, target: str) -> list[Row]:
                 row = _row(case, direction, target, event, None, programs=1)
             else:
                 before = sum(isinstance(e, RecordedLaunch) for e in events[:number])
+                assert first is not None
                 programs = math.prod((event if case.small_run else first).grid)
                 counts = _counts(case, direction, before, sizes, programs, target)
                 assert counts.kernel == event.kernel, f"{counts.kernel} was interpreted, {event.kernel} recorded"
-                row = _row(case, direction, target, counts, event.facts, programs=math.prod(event.grid))
+                row = _row(case, direction, target, counts, event.metadata, programs=math.prod(event.grid))
             key = (direction, row.launch)
             rows[key] = _sum(rows[key], row) if key in rows else row
     return list(rows.values())
 
 
-def _row(case: Case, direction: str, target: str, counts: Counts, facts: Facts | None, *, programs: int) -> Row:
-    held = facts.occupancy if facts else None
+def _row(
+    case: StaticCase, direction: str, target: str, counts: Counts, metadata: KernelMetadata | None, *, programs: int
+) -> StaticRow:
+    held = metadata.occupancy if metadata else None
     launched = dict(programs=programs, resident=held.blocks if held else 1)
-    return Row(
+    return StaticRow(
         op=case.shape.op,
         direction=direction,
         provider=case.provider,
@@ -101,19 +104,19 @@ def _row(case: Case, direction: str, target: str, counts: Counts, facts: Facts |
         bytes_limit=case.shape.limits[direction],
         flops=counts.flops + counts.elementwise,
         special=counts.special,
-        registers=facts.registers if facts else None,
-        spills=facts.spill_stores + facts.spill_loads if facts else None,
-        shared=facts.shared if facts else None,
+        registers=metadata.registers if metadata else None,
+        spills=metadata.spill_stores + metadata.spill_loads if metadata else None,
+        shared=metadata.shared if metadata else None,
         shared_limit=TARGETS[target].shared_per_block,
         occupancy=round(held.share, 4) if held else None,
         limiter=held.limiter if held else None,
-        width_bits=width(facts) if facts else None,
-        matrix=dict(sorted(facts.matrix.items())) if facts else {},
+        width_bits=width(metadata) if metadata else None,
+        matrix=dict(sorted(metadata.matrix.items())) if metadata else {},
         predicted_us=predicted_us(counts, CARDS[target], **launched),
     )
 
 
-def _sum(row: Row, other: Row) -> Row:
+def _sum(row: StaticRow, other: StaticRow) -> StaticRow:
     """Two launches of a kernel as one row; of two binaries, what the worse one needs."""
     both = (row, other)
     added = ("launches", "bytes_issued", "bytes_memory", "bytes_lru", "bytes_unique", "flops", "special")
@@ -127,23 +130,23 @@ def _sum(row: Row, other: Row) -> Row:
     return replace(row, **figures)
 
 
-def width(facts: Facts) -> int:
+def width(metadata: KernelMetadata) -> int:
     """The bits per lane that nine tenths of the global bytes, by instructions, move in at least."""
-    widths: Counter[int] = Counter({128: facts.tma})
-    for accesses in (facts.loads, facts.stores, facts.copies):
+    widths: Counter[int] = Counter({128: metadata.tma})
+    for accesses in (metadata.loads, metadata.stores, metadata.copies):
         widths.update(accesses)
     total, wide = sum(bits * count for bits, count in widths.items()), 0
     for bits in sorted(widths, reverse=True):
         wide += bits * widths[bits]
-        if wide >= _MOST * total:
+        if wide >= _WIDE_SHARE * total:
             return bits
-    raise ValueError(f"{facts.kernel} on {facts.target} accesses no global memory")
+    raise ValueError(f"{metadata.kernel} on {metadata.target} accesses no global memory")
 
 
 # At full size, compiled and not run
 
 
-def _recorded(case: Case, sizes: Sizes, target: str) -> dict[str, list[RecordedLaunch | Counts]]:
+def _recorded(case: StaticCase, sizes: Sizes, target: str) -> dict[str, list[RecordedLaunch | Counts]]:
     """Launches and operations of torch, by pass."""
     with kernels_on_cpu(multiprocessors=sizes["SMS"]), record(target) as launches, TorchOps(launches) as noted:
         return _by_pass(case.run, case.provider, sizes, noted.events, target)
@@ -173,7 +176,7 @@ def _as_if_on(provider: str, target: str) -> contextlib.AbstractContextManager[N
 # At small sizes, interpreted
 
 
-def _alike(case: Case, target: str) -> str:
+def _alike(case: StaticCase, target: str) -> str:
     """A target on which the case launches the same kernels with the same tiles, and which stands for many."""
     if case.by_target:
         return target
@@ -183,20 +186,20 @@ def _alike(case: Case, target: str) -> str:
 
 
 @cache
-def _interpreted(case: Case, target: str) -> list[tuple[Sizes, dict[str, list[Launch]]]]:
+def _interpreted(case: StaticCase, target: str) -> list[tuple[Sizes, dict[str, list[Launch]]]]:
     """The small runs of a case: their sizes, and their launches by pass."""
     return list(_interpret(case, target))
 
 
-def _interpret(case: Case, target: str) -> Iterator[tuple[Sizes, dict[str, list[Launch]]]]:
+def _interpret(case: StaticCase, target: str) -> Iterator[tuple[Sizes, dict[str, list[Launch]]]]:
     run, memory = case.small_run or case.run, TARGETS[target].shared_per_block
     for sizes in case.small or case.shape.small:
         simulated = kernels_on_cpu(multiprocessors=sizes["SMS"], shared_memory=memory)
         with simulated, interpret(poison=False, locks=case.locks) as launches:
-            yield sizes, _by_pass(run, case.provider, sizes, lambda launches=launches: launches, target)
+            yield sizes, _by_pass(run, case.provider, sizes, partial(list, launches), target)
 
 
-def _counts(case: Case, direction: str, number: int, sizes: Sizes, programs: int, target: str) -> Counts:
+def _counts(case: StaticCase, direction: str, number: int, sizes: Sizes, programs: int, target: str) -> Counts:
     """The counts of a launch of a pass at full size."""
     terms = case.terms or case.shape.terms
     points, values = [], []

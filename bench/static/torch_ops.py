@@ -1,8 +1,8 @@
-"""What torch does between the launches of an op: a sum, a cast, a fill, a matrix product by BLAS.
+"""Torch operations between the launches of an op: a sum, a cast, a fill, a matmul by BLAS.
 
-Such an operation reads its inputs and writes its outputs, once each. That is exact for the first kinds. How BLAS
-multiplies is not known: here by tiles of 128 x 256, each of which reads its rows and columns, and which come by rows or
-by columns, one or eight of these together, in the order that moves the fewest bytes past the cache.
+Such an operation reads its inputs and writes its outputs, once each. That is exact for all but BLAS, whose order is not
+known: it is assumed to work in tiles of 128 x 256, each of which reads its rows and columns, by rows or by columns, one
+or eight of these together, in the order that moves the fewest bytes past L2.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from bench.static.counts import Counts
 from fasttrain_kernels.testing import Traffic
 
 BLAS = "BLAS"
-_PRODUCTS = ("mm", "addmm")
+_MATMULS = ("mm", "addmm")
 _TILE = (128, 256)
 _GROUPS = (1, 8)
-_NOTHING = ("empty", "empty_like", "new_empty", "empty_strided", "detach", "_local_scalar_dense")
+_NO_TRAFFIC = ("empty", "empty_like", "new_empty", "empty_strided", "detach", "_local_scalar_dense")
 _FILLS = ("zeros", "ones", "full", "arange", "new_zeros", "new_full", "zeros_like", "full_like", "zero_", "fill_")
 _active: list[TorchOps] = []
 
@@ -61,22 +61,20 @@ class TorchOps(TorchDispatchMode):
         return result
 
 
-def note_product(a: Tensor, b: Tensor, *, out: Tensor, accumulate: bool = False) -> None:
-    """Note a matrix product instead of computing it: out = a @ b, or out += a @ b."""
+def record_matmul(a: Tensor, b: Tensor, *, out: Tensor, accumulate: bool = False) -> None:
+    """Record a matmul instead of computing it: out = a @ b, or out += a @ b."""
     if _active:
-        _active[-1].events().append(_product([a, b, out] if accumulate else [a, b], [out]))
+        _active[-1].events().append(_matmul([a, b, out] if accumulate else [a, b], [out]))
 
 
 def _counts(name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Counts:
-    if name in _NOTHING:
+    if name in _NO_TRAFFIC:
         return Counts(name)
     written = _tensors(kwargs.pop("out", None)) or _tensors(result)
     args = args[1:] if name == "copy_" else args  # it does not read what it overwrites
     inputs = [] if name in _FILLS else _tensors([*args, *kwargs.values()])
     return (
-        _product(inputs[-2:] + inputs[:-2], written)
-        if name in _PRODUCTS
-        else _traffic(f"torch {name}", inputs, written)
+        _matmul(inputs[-2:] + inputs[:-2], written) if name in _MATMULS else _traffic(f"torch {name}", inputs, written)
     )
 
 
@@ -84,7 +82,7 @@ def _tensors(values: Any) -> list[Tensor]:
     return [x for x in tree_leaves(values) if isinstance(x, Tensor)]
 
 
-def _product(read: list[Tensor], written: list[Tensor]) -> Counts:
+def _matmul(read: list[Tensor], written: list[Tensor]) -> Counts:
     (M, K), N = read[0].shape, read[1].shape[1]
     counts = _traffic(f"{BLAS} {M}x{K} @ {K}x{N}", read, written, flops=2 * math.prod((M, N, K)))
     for name, tiles in (("in0", -(-N // _TILE[1])), ("in1", -(-M // _TILE[0]))):

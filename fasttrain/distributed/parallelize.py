@@ -23,7 +23,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from fasttrain import config
 from fasttrain.distributed.runtime import Runtime, missing_compiler
 from fasttrain.model import Decoder
-from fasttrain_kernels.linear import product
+from fasttrain_kernels.linear import matmul
 
 # FLOPs of a run on CPUs from which compiling, about 20 s, comes back: steps get 7 % faster in the recipe tiny, and more
 # in larger models. 2e13 are about five minutes on two cores.
@@ -92,7 +92,7 @@ def _saved(_: object, op: Any, *args: object, **kwargs: object) -> CheckpointPol
 
 
 _aten = torch.ops.aten
-_MATMULS = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.linear.default, product}
+_MATMULS = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.linear.default, matmul}
 
 
 _RECOMPUTE: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""Fused training kernels in Triton, each one a registered torch op with a CPU form."""
+"""Fused training kernels in Triton, each one a registered torch op with a CPU implementation."""
 
 import importlib
 from types import ModuleType
@@ -12,11 +12,13 @@ from fasttrain_kernels.attention import (
 from fasttrain_kernels.huggingface import use_kernels
 from fasttrain_kernels.linear import linear
 from fasttrain_kernels.linear_cross_entropy import (
+    LossChunk,
     TokenStats,
     linear_cross_entropy,
     linear_cross_entropy_reference,
     linear_cross_entropy_stats,
     linear_cross_entropy_stats_reference,
+    loss_chunk,
 )
 from fasttrain_kernels.modules import Linear, LinearCrossEntropyLoss, RMSNorm, SwiGLU
 from fasttrain_kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_reference, rotary_table
@@ -26,6 +28,7 @@ from fasttrain_kernels.swiglu import swiglu, swiglu_reference
 __all__ = [
     "Linear",
     "LinearCrossEntropyLoss",
+    "LossChunk",
     "RMSNorm",
     "SwiGLU",
     "TokenStats",
@@ -40,6 +43,7 @@ __all__ = [
     "linear_cross_entropy_reference",
     "linear_cross_entropy_stats",
     "linear_cross_entropy_stats_reference",
+    "loss_chunk",
     "qk_norm_rope",
     "qk_norm_rope_reference",
     "rms_norm",

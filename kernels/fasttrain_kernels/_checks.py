@@ -1,4 +1,4 @@
-"""What every op asks of its tensors, and the errors that name the op, the values and the remedy.
+"""Checks that every op makes of its tensors; errors name the op, the values and the remedy.
 
 Checks look at shapes, dtypes and devices only: reading a value would make the host wait for the GPU.
 """
@@ -19,7 +19,7 @@ def shape(tensor: Tensor) -> tuple[int, ...]:
 
 
 def check_tensors(op: str, **tensors: Tensor | None) -> None:
-    """Plain floating-point tensors of a supported dtype, all on one device. None is skipped."""
+    """Raise unless all are floating-point tensors of a supported dtype on one device. None is skipped."""
     device = None
     for name, tensor in tensors.items():
         if tensor is None:
@@ -50,12 +50,12 @@ def rows(tensor: Tensor) -> Tensor:  # (..., N) -> (M, N)
 
 
 def empty_like_contiguous(tensor: Tensor) -> Tensor:
-    """torch.empty_like without the strides of a dense permuted input: what kernels write, and so what fakes promise."""
+    """torch.empty_like, but always contiguous: what kernels write, and so what fakes promise."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """The dtype that references compute in: float32, or float64 where the input is."""
+    """Cast to the dtype that references compute in: float32, or float64 where the input is."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 

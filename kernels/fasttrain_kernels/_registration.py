@@ -1,8 +1,8 @@
 """One registered torch op per public function, and one per gradient.
 
-An op has a Triton launcher for CUDA tensors, a CPU form, a fake (shapes only, for torch.compile) and a gradient. The
-device of the tensors decides at the call which of the first two runs. Autograd is registered on the op itself, so that
-torch.compile(fullgraph=True), opcheck and eager code all see the same op.
+An op has a Triton launcher for CUDA tensors, a CPU implementation, a fake (shapes only, for torch.compile) and a
+gradient. The device of the tensors decides at the call which of the first two runs. Autograd is registered on the op
+itself, so that torch.compile(fullgraph=True), opcheck and eager code all see the same op.
 """
 
 from __future__ import annotations
@@ -15,14 +15,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
+
+
+def _digest(package: Path) -> str:
+    """Hash all sources that can change a result; those of testing/ cannot."""
+    sources = [f for f in package.rglob("*") if f.suffix in (".py", ".cpp", ".h")]
+    ops = sorted(f for f in sources if "testing" not in f.relative_to(package).parts)
+    return hashlib.sha256(b"".join(f.read_bytes() for f in ops)).hexdigest()[:8]
+
 
 _LIBRARY = torch.library.Library("fasttrain", "DEF")
 # torch.compile's on-disk caches know an op by its name alone: after an upgrade, a graph with the old gradient formula
-# would run without a word. So the version is in the name: torch.ops.fasttrain.swiglu.v<digest of this package>.
-_VERSION = hashlib.sha256(b"".join(f.read_bytes() for f in sorted(Path(__file__).parent.rglob("*.py")))).hexdigest()[:8]
+# would run without a word. So the version is in the name: torch.ops.fasttrain.swiglu.v<digest of the ops' sources>.
+_VERSION = _digest(Path(__file__).parent)
 _kernels_on_cpu = False
-# What kernels choose tiles and grids by when they run, or are compiled, without a GPU. Shared memory: bytes per block
-# on sm_86, sm_89 and sm_120, the smallest; multiprocessors: an H100's.
+# The GPU that kernels choose tiles and grids for when they are interpreted, or compiled, without one. Shared memory:
+# bytes per block on sm_86, sm_89 and sm_120, the smallest; multiprocessors: an H100's.
 _simulated = {"shared_memory": 101_376, "warp_size": 32, "multiprocessors": 132}
 
 
@@ -30,8 +39,10 @@ _simulated = {"shared_memory": 101_376, "warp_size": 32, "multiprocessors": 132}
 def kernels_on_cpu(
     *, shared_memory: int | None = None, warp_size: int | None = None, multiprocessors: int | None = None
 ) -> Iterator[None]:
-    """Ops launch their Triton kernels for CPU tensors too; fasttrain_kernels.testing interprets or compiles them.
-    What is not given stays as it is outside."""
+    """Launch Triton kernels for CPU tensors too; fasttrain_kernels.testing interprets or compiles them.
+
+    Properties that are not given stay as they are outside.
+    """
     global _kernels_on_cpu, _simulated
     before = _kernels_on_cpu, _simulated
     given = dict(shared_memory=shared_memory, warp_size=warp_size, multiprocessors=multiprocessors)
@@ -48,9 +59,9 @@ def runs_triton(tensor: Tensor) -> bool:
 
 
 def fused_by_compiler(tensor: Tensor) -> bool:
-    """Whether torch.compile is tracing for a CPU. Streaming ops then answer with their plain reference.
+    """Whether torch.compile is tracing for a CPU. Streaming ops then return their reference.
 
-    Inductor fuses that with its neighbours, and an op not: with ops, a small decoder's step takes about 5% more time
+    Inductor fuses that with its neighbours, but not an op: with ops, a small decoder's step takes about 5% more time
     (bench/test_model.py, "opaque ops").
     """
     return torch.compiler.is_compiling() and not runs_triton(tensor)
@@ -85,7 +96,7 @@ def register(
     fake: Callable[..., Any],
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., None] | None = None,
-) -> Callable[..., Any]:
+) -> OpOverload[..., Any]:
     """Register torch.ops.fasttrain.<name>.v<digest> and return it. Without `backward`, differentiating it raises."""
     name = schema.split("(")[0]
     versioned = f"{name}.v{_VERSION}"
@@ -118,7 +129,7 @@ def _refuse_gradient(name: str) -> Callable[..., Any]:
     def backward(ctx: Any, *grads: Any) -> Any:
         raise NotImplementedError(
             f"{name}: the gradient of this op is not implemented; for double backward use the plain "
-            f"{name.removesuffix('_backward').removesuffix('_native')}_reference"
+            f"{name.removesuffix('_backward').removesuffix('_cpp')}_reference"
         )
 
     return backward

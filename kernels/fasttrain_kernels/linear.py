@@ -1,6 +1,6 @@
-"""The product of a linear layer: x @ weight.T.
+"""The matmul of a linear layer: x @ weight.T.
 
-torch's own, except in float32 on those CPUs where ours (native/product.cpp) is faster than its BLAS. Of ours, a row of
+torch's own, except in float32 on those CPUs where ours (cpp/matmul.cpp) is faster than its BLAS. With ours, a row of
 the result does not depend on how many others there are.
 
 M rows, K features, N outputs.
@@ -15,20 +15,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.profiler import record_function
 
-from fasttrain_kernels import native
+from fasttrain_kernels import cpp
 from fasttrain_kernels._checks import autocast_dtype
 from fasttrain_kernels._registration import register, runs_triton
 
-# torch's BLAS is faster at smaller products: it does not pack their operands.
-_LEAST_SIDE = 96
-_LEAST_WORK = 1 << 25  # multiplications
+# torch's BLAS is faster at smaller sizes: it does not pack their operands.
+_MIN_SIDE = 96
+_MIN_MULTIPLIES = 1 << 25
 
 
-def multiply(a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool = False) -> None:  # (M, K), (K, N), (M, N)
-    """out = a @ b, or out += a @ b, all of one dtype; by the faster of the two ways."""
+def matmul_out(a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool = False) -> None:  # (M, K), (K, N), (M, N)
+    """Write out = a @ b, or add a @ b to out, all of one dtype, by the faster of our matmul and torch's."""
     if _is_ours(a, a.shape[0], a.shape[1], b.shape[1]) and out.stride(1) == 1:
-        with record_function("fasttrain::product"):  # beside aten::mm in a profile, in whatever op it is
-            native.product(a, b, out, accumulate=accumulate)
+        with record_function("fasttrain::matmul"):  # beside aten::mm in a profile, in whatever op it is
+            cpp.matmul(a, b, out, accumulate=accumulate)
     else:
         torch.addmm(out, a, b, out=out) if accumulate else torch.mm(a, b, out=out)
 
@@ -36,38 +36,38 @@ def multiply(a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool = False) -> 
 def linear(x: Tensor, weight: Tensor) -> Tensor:  # (..., K), (N, K) -> (..., N)
     """F.linear without a bias."""
     if _is_plain(x, weight) and _is_ours(x, x.shape[:-1].numel(), weight.shape[1], weight.shape[0]):
-        return product(x.flatten(0, -2), weight.t()).unflatten(0, x.shape[:-1])
+        return matmul(x.flatten(0, -2), weight.t()).unflatten(0, x.shape[:-1])
     return F.linear(x, weight)
 
 
 def _is_plain(x: Tensor, weight: Tensor) -> bool:
-    """Nothing that torch does otherwise, or refuses."""
+    """Whether torch would do no more than the matmul: no autocast, no DTensor, no error."""
     matching = x.dim() > 1 and weight.dim() == 2 and x.shape[-1] == weight.shape[1] and x.dtype == weight.dtype
     sharded = type(weight).__name__ == "DTensor"  # by name: importing torch.distributed.tensor costs a second
     return matching and not (sharded or runs_triton(x) or autocast_dtype(x))
 
 
 def _is_ours(x: Tensor, M: int, K: int, N: int) -> bool:
-    pays = min(M, N) >= _LEAST_SIDE and M * N * K >= _LEAST_WORK
-    return pays and x.device.type == "cpu" and x.dtype == torch.float32 and native.has_faster_products()
+    pays = min(M, N) >= _MIN_SIDE and M * N * K >= _MIN_MULTIPLIES
+    return pays and x.device.type == "cpu" and x.dtype == torch.float32 and cpp.has_faster_matmul()
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
+def _matmul_cpu(a: Tensor, b: Tensor) -> Tensor:
     out = a.new_empty(a.shape[0], b.shape[1])
-    multiply(a, b, out)
+    matmul_out(a, b, out)
     return out
 
 
 def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None]:
     a, b = ctx.saved_tensors
     need_da, need_db = ctx.needs_input_grad
-    return product(dout, b.t()) if need_da else None, product(a.t(), dout) if need_db else None
+    return matmul(dout, b.t()) if need_da else None, matmul(a.t(), dout) if need_db else None
 
 
-product = register(
-    "product(Tensor a, Tensor b) -> Tensor",
+matmul = register(
+    "matmul(Tensor a, Tensor b) -> Tensor",
     triton=torch.mm,
-    cpu=_product,
+    cpu=_matmul_cpu,
     fake=lambda a, b: a.new_empty(a.shape[0], b.shape[1]),
     backward=_backward,
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),

@@ -11,9 +11,9 @@ Rounding follows the models: without offset that of Llama and Qwen3 (xhat is rou
 and rounded again), with offset that of Gemma (everything in float32, rounded once).
 
 Elements moved per element of x: rms_norm reads 1 and writes 1, backward reads 2 and writes 1; add_rms_norm reads 2 and
-writes 2, backward reads 3 and writes 1. Beside tensors that exist anyway, only rstd is saved. A program stays for many
-rows, so that weight is read, and the program's part of dweight written, once per program; a second kernel adds the
-parts up in a fixed order.
+writes 2, backward reads 3 and writes 1. Beside tensors that exist anyway, only rstd is saved. The kernels are
+persistent: weight is read, and a program's partial dweight written, once per program; a second kernel sums the partials
+in a fixed order.
 
 M rows, N features, P programs.
 """
@@ -31,7 +31,7 @@ from torch import Tensor
 from fasttrain_kernels._checks import check_tensors, rows, shape, wide
 from fasttrain_kernels._registration import fused_by_compiler, multiprocessor_count, register, warps
 
-_WIDEST = 16384  # features of a row that the registers of one program hold; wider rows take the plain torch form
+_WIDEST = 16384  # features of a row that the registers of one program hold; wider rows take torch ops
 
 
 def rms_norm_reference(
@@ -182,7 +182,7 @@ def _launch_options(
     min_rows: int,  # for each program, unless that leaves multiprocessors idle
     max_threads: int,  # on a multiprocessor: what its registers and shared memory hold
 ) -> tuple[tuple[int], dict[str, int]]:
-    """Grid and options of a launch whose programs stay for many rows."""
+    """Grid and options of a persistent kernel."""
     block = triton.next_power_of_2(N)
     # 16 bf16 or 8 float32 per thread: two 128-bit accesses, or one where three tensors are read (two would spill at
     # N = 2048 on sm_100). Nothing spills up to N = 8192. At 16,384, x, dout, weight and dweight of one row fill the
@@ -190,8 +190,9 @@ def _launch_options(
     tensor_bytes = 8192 if len(loaded) < 3 else 4096
     tile_rows = max(1, tensor_bytes // (block * loaded[0].element_size()))
     threads = 256 if block <= 4096 else 512
-    # Bytes in flight hide the latency of memory, some 32 KB for each multiprocessor of an H100. So the next tiles, 16
-    # to 48 KB, are copied to shared memory while this one is computed. Twice that fits the smallest one (sm_86).
+    # Bytes in flight hide the latency of memory, some 32 KB for each multiprocessor of an H100. So software
+    # pipelining copies the next tiles, 16 to 48 KB, to shared memory while this one is computed. Twice that fits the
+    # smallest one (sm_86).
     tile_bytes = sum(tensor.element_size() for tensor in loaded) * tile_rows * block
     stages = 3 if tile_bytes <= 16 * 1024 else 2 if tile_bytes <= 48 * 1024 else 1
     sms = multiprocessor_count(loaded[0].device)
@@ -261,7 +262,7 @@ def _backward(
 def _forward_torch(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, offset: float
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The same in torch operations: the CPU form. Rounds as the reference does, with one buffer of float32."""
+    """The CPU implementation. Rounds as the reference does, with one buffer of float32."""
     total = None if residual is None else (x + residual).contiguous()
     h = wide(x if total is None else total).contiguous()
     buffer = h.square()
@@ -289,14 +290,14 @@ def _backward_torch(
     dx, dweight = _empty_grads(x, weight, need_dx, need_dweight)
     g, rstd = wide(dout), rstd.unsqueeze(-1)
     xhat = wide(x) * rstd
-    product = g * xhat
+    g_xhat = g * xhat
     if need_dweight:
-        dweight.copy_(product.flatten(0, -2).sum(0))
+        dweight.copy_(g_xhat.flatten(0, -2).sum(0))
     if need_dx:
         if weight is not None:
             scale = offset + wide(weight)
-            g, product = g * scale, product.mul_(scale)
-        d = torch.addcmul(g, xhat, product.mean(-1, keepdim=True), value=-1).mul_(rstd)
+            g, g_xhat = g * scale, g_xhat.mul_(scale)
+        d = torch.addcmul(g, xhat, g_xhat.mean(-1, keepdim=True), value=-1).mul_(rstd)
         dx.copy_(d if dtotal is None else d.add_(dtotal))
     return dx, dweight
 

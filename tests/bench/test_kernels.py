@@ -1,4 +1,4 @@
-"""The kernel benchmarks: who is timed, how, and what is told. The GPU's clock and memory are faked here."""
+"""The kernel benchmarks: checks, timing and reports. The GPU's clock and memory are faked here."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from bench.kernels import check, limits, timing
-from bench.kernels.contenders import OURS, contenders
+from bench.kernels.baselines import OURS, implementations
+from bench.kernels.comparison import BOTH, FORWARD, KernelCase, cases, inputs_of
 from bench.kernels.limits import Limits
 from bench.kernels.ops import OPS, Work
-from bench.kernels.race import BOTH, FORWARD, Case, cases, inputs_of
 from bench.memory import peak_on_cpu, peak_on_gpu
 from fasttrain.gpus import find_gpu
 from fasttrain_kernels.testing.interpreter import interpret
@@ -36,30 +36,30 @@ TINY = {
 }
 
 
-def tiny(op: str) -> Case:
-    return Case(op=op, size=tuple(TINY[op].items()), dtype=torch.float32, device="cpu")
+def tiny(op: str) -> KernelCase:
+    return KernelCase(op=op, size=tuple(TINY[op].items()), dtype=torch.float32, device="cpu")
 
 
-def judged(op: str, function, *, ours: bool) -> str:
+def checked(op: str, function, *, ours: bool) -> str:
     inputs = inputs_of(tiny(op))
     upstream = check.upstream_of(check.call(OPS[op].eager, inputs))
     truth = check.truth(OPS[op].reference, inputs, upstream, torch.float64)
     eager = check.results(OPS[op].eager, inputs, upstream)
-    return check.wrong(check.results(function, inputs, upstream), eager, truth, ours=ours)
+    return check.failures(check.results(function, inputs, upstream), eager, truth, ours=ours)
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_contenders_of_a_cpu_are_right(op):
-    for name, contender in contenders(op, "cpu").items():
-        if not contender.missing("cpu", torch.float32) and "compiled" not in name:
-            assert judged(op, contender.make(), ours=name == OURS) == "", name
+def test_implementations_on_a_cpu_pass_their_checks(op):
+    for name, implementation in implementations(op, "cpu").items():
+        if not implementation.missing("cpu", torch.float32) and "compiled" not in name:
+            assert checked(op, implementation.make(), ours=name == OURS) == "", name
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if "Liger" in contenders(op, "cuda")])
+@pytest.mark.parametrize("op", [op for op in OPS if "Liger" in implementations(op, "cuda")])
 def test_liger_is_called_as_it_wants_to_be(op):
     pytest.importorskip("liger_kernel")
     with interpret():
-        assert judged(op, contenders(op, "cuda")["Liger"].make(), ours=False) == ""
+        assert checked(op, implementations(op, "cuda")["Liger"].make(), ours=False) == ""
 
 
 def test_cut_cross_entropy_is_called_as_it_wants_to_be():
@@ -70,7 +70,7 @@ def test_cut_cross_entropy_is_called_as_it_wants_to_be():
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_wrong_contender_is_found(op, ours):
+def test_a_wrong_implementation_is_found(op, ours):
     def nearly(**inputs):
         outputs = check.call(OPS[op].eager, inputs)
         return tuple(output * 1.001 for output in outputs)
@@ -78,12 +78,12 @@ def test_a_wrong_contender_is_found(op, ours):
     def lost(**inputs):
         return tuple(output * float("nan") for output in check.call(OPS[op].eager, inputs))
 
-    assert "WRONG" in judged(op, nearly, ours=ours)
-    assert "WRONG" in judged(op, lost, ours=ours)
+    assert "FAILED" in checked(op, nearly, ours=ours)
+    assert "FAILED" in checked(op, lost, ours=ours)
 
 
 def test_who_cannot_take_part_says_why():
-    cut, liger = (contenders("linear_cross_entropy", "cuda")[name] for name in ("cut-cross-entropy", "Liger"))
+    cut, liger = (implementations("linear_cross_entropy", "cuda")[name] for name in ("cut-cross-entropy", "Liger"))
     assert liger.missing("cpu", torch.float32) == "liger_kernel needs a GPU"
     absent = dataclasses.replace(liger, package="no_such_package")
     assert "no_such_package is not installed: pip install" in absent.missing("cuda", torch.float32)
@@ -103,13 +103,13 @@ def test_the_grid_has_every_op_at_several_sizes(device):
 
 
 def test_work_by_hand():
-    case = Case(op="swiglu", size=(("M", 10), ("F", 7)), dtype=torch.bfloat16, device="cpu")
+    case = KernelCase(op="swiglu", size=(("M", 10), ("F", 7)), dtype=torch.bfloat16, device="cpu")
     assert case.work(FORWARD).bytes == 2 * 3 * 70
     assert case.work(BOTH).bytes == 2 * (3 + 5) * 70
-    case = Case(op="linear_cross_entropy", size=(("M", 3), ("C", 5), ("V", 7)), dtype=torch.float32, device="cpu")
+    case = KernelCase(op="linear_cross_entropy", size=(("M", 3), ("C", 5), ("V", 7)), dtype=torch.float32, device="cpu")
     assert case.work(BOTH) == Work(4 * 3 * (15 + 35), 6 * 3 * 5 * 7)
     # Attention's FLOPs by counting the pairs that a causal mask leaves
-    case = Case(
+    case = KernelCase(
         op="attention", size=(("M", 8), ("T", 4), ("H", 2), ("K", 1), ("D", 3)), dtype=torch.float32, device="cpu"
     )
     pairs = 2 * sum(range(1, 5)) * 2  # sequences, keys of each query, heads
@@ -131,12 +131,12 @@ def test_a_known_gpu_has_the_limits_of_its_vendor(monkeypatch):
 
 def test_the_bandwidth_of_a_copy(monkeypatch):
     monkeypatch.setattr(limits, "measure", lambda runs, device: runs["copy"]() is None or {"copy": [2.0, 1.0, 3.0]})
-    assert limits.copy_bandwidth("cpu") == 2 * limits.COPIED["cpu"]
+    assert limits.copy_bandwidth("cpu") == 2 * limits.COPY_BYTES["cpu"]
 
 
-def test_the_rate_of_products(monkeypatch):
-    monkeypatch.setattr(limits, "measure", lambda runs, device: {"product": [0.5, 0.25]})
-    assert limits.product_rate() == 2 * limits.ROWS**3 / 0.25
+def test_the_rate_of_matmuls(monkeypatch):
+    monkeypatch.setattr(limits, "measure", lambda runs, device: {"matmul": [0.5, 0.25]})
+    assert limits.matmul_rate() == 2 * limits.ROWS**3 / 0.25
 
 
 def test_cpu_times_are_of_one_call_and_in_turn():
@@ -165,7 +165,7 @@ def test_the_cache_that_is_cleared(l2, size):
 
 
 def test_gpu_times_are_between_events_after_a_cleared_cache(monkeypatch):
-    """With events that count what happened: not a GPU, but the order and the arithmetic."""
+    """Fake events count what happened: not a GPU, but the order and the arithmetic."""
     log: list[str] = []
 
     class Event:
@@ -184,7 +184,12 @@ def test_gpu_times_are_between_events_after_a_cleared_cache(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("waited"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(L2_cache_size=64))
     zero = torch.Tensor.zero_
-    monkeypatch.setattr(torch.Tensor, "zero_", lambda self: (log.append(f"cleared {self.nbytes}"), zero(self))[1])
+
+    def cleared(tensor):
+        log.append(f"cleared {tensor.nbytes}")
+        return zero(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "zero_", cleared)
     runs = {"a": lambda: log.append("a"), "b": lambda: log.extend("bb")}
     found = timing.measure_on_gpu(runs, rounds=2, device="cpu")
     one, two = ["cleared 128", "event", "a", "event"], ["cleared 128", "event", "b", "b", "event"]
@@ -231,17 +236,18 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from bench import tracking
-from bench.kernels import contenders, ops
+from bench.kernels import baselines, ops
 
 tracking.HISTORY = Path(os.environ["HISTORY"])
 ops.OPS["swiglu"] = dataclasses.replace(ops.OPS["swiglu"], cpu=[dict(M=8, F=64)])
-contenders._OTHERS["swiglu"]["broken"] = contenders.Contender(make=lambda: lambda gate, up: F.silu(gate) * up * 1.01)
-contenders.STREAMING = ()
+broken = baselines.OpImplementation(make=lambda: lambda gate, up: F.silu(gate) * up * 1.01)
+baselines._OTHERS["swiglu"]["broken"] = broken
+baselines.STREAMING = ()
 torch.compile = lambda function, **options: function  # seconds that nobody needs here
 """
 
 
-def test_no_speed_of_a_broken_contender(tmp_path):
+def test_a_broken_implementation_is_not_timed(tmp_path):
     (tmp_path / "broken.py").write_text(PLUGIN)
     search = os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "kernels")))
     options = ["-k", "swiglu", "--save", "-rs", f"--benchmark-json={tmp_path / 'times.json'}"]
@@ -253,7 +259,9 @@ def test_no_speed_of_a_broken_contender(tmp_path):
         cwd=ROOT, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 1
-    assert done.stdout.count("AssertionError: broken is wrong, and has no speed: output 0: error") == 2  # passes
+    assert (
+        done.stdout.count("AssertionError: broken failed its check, and was not timed: output 0: error") == 2
+    )  # passes
     assert "liger_kernel needs a GPU" in done.stdout
     (path,) = (tmp_path / "history").iterdir()
     stored = [row["name"] for row in json.loads(path.read_text())["rows"]]

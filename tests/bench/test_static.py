@@ -3,6 +3,7 @@ import importlib.util
 import json
 import math
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -15,20 +16,20 @@ from bench.static.cases import ATTENTION, OURS, RMS
 from bench.static.counts import Counts, NotPolynomial, extrapolate, flat
 from bench.static.gpus import CARDS
 from bench.static.prediction import predicted_us
-from bench.static.summary import markdown
-from bench.static.survey import Row, _by_pass, _counts, _sum, survey, width
-from bench.static.torch_ops import TorchOps, note_product
+from bench.static.summary import TABLES, markdown
+from bench.static.survey import StaticRow, _by_pass, _counts, _sum, survey, width
+from bench.static.torch_ops import TorchOps, record_matmul
 from fasttrain_kernels import linear_cross_entropy
 from fasttrain_kernels._registration import kernels_on_cpu
 from fasttrain_kernels.testing import Traffic, interpret
-from fasttrain_kernels.testing.compiled import Facts
+from fasttrain_kernels.testing.compiled import KernelMetadata
 from fasttrain_kernels.testing.targets import TARGETS
 
 STORED = rules.read()
 PUBLISHED = json.loads(rules.STORED.with_name("static_published.json").read_text())["points"]
-RIVALS = ("liger", "cut-cross-entropy")
-liger, cut = (
-    pytest.mark.skipif(not importlib.util.find_spec(module), reason="needs pip install -e '.[rivals]'")
+BASELINES = ("liger", "cut-cross-entropy")
+needs_liger, needs_cce = (
+    pytest.mark.skipif(not importlib.util.find_spec(module), reason="needs pip install -e '.[baselines]'")
     for module in ("liger_kernel", "cut_cross_entropy")
 )
 
@@ -129,30 +130,32 @@ def test_operations_of_torch_count_what_they_read_and_write():
     ]
 
 
-def test_a_noted_product_reads_what_it_accumulates_to():
+def test_a_recorded_matmul_reads_what_it_accumulates_to():
     a, b, out = torch.empty(2, 3), torch.empty(3, 5), torch.empty(2, 5)
     with TorchOps([]) as noted:
-        note_product(a, b, out=out)
-        note_product(a, b, out=out, accumulate=True)
+        record_matmul(a, b, out=out)
+        record_matmul(a, b, out=out, accumulate=True)
     plain, summed = noted.events()
     assert plain.issued == a.nbytes + b.nbytes + out.nbytes
     assert summed.issued == plain.issued + out.nbytes
     assert plain.flops == 2 * 2 * 3 * 5
 
 
-# Facts
+# KernelMetadata
 
 
-def facts(**given):
-    zero = {f.name: {} if str(f.type).startswith("dict") else 0 for f in dataclasses.fields(Facts)}
-    return Facts(**zero | dict(kernel="k", target="sm_90", num_warps=4, registers=32) | given)
+def metadata(**given):
+    zero: dict[str, Any] = {
+        f.name: {} if str(f.type).startswith("dict") else 0 for f in dataclasses.fields(KernelMetadata)
+    }
+    return KernelMetadata(**zero | dict(kernel="k", target="sm_90", num_warps=4, registers=32) | given)
 
 
 def test_width_is_that_of_nine_tenths_of_the_bytes():
-    assert width(facts(loads={128: 9, 64: 2})) == 128
-    assert width(facts(loads={128: 8, 64: 2}, stores={64: 1})) == 64
-    assert width(facts(copies={128: 4}, stores={32: 1})) == 128
-    assert width(facts(tma=1)) == 128
+    assert width(metadata(loads={128: 9, 64: 2})) == 128
+    assert width(metadata(loads={128: 8, 64: 2}, stores={64: 1})) == 64
+    assert width(metadata(copies={128: 4}, stores={32: 1})) == 128
+    assert width(metadata(tma=1)) == 128
 
 
 # Time
@@ -198,12 +201,12 @@ def test_published_timings_lie_in_the_band():
 # Ours beside theirs
 
 
-def test_every_op_is_stored_for_every_target_and_beside_a_rival():
+def test_every_op_is_stored_for_every_target_and_beside_a_baseline():
     ops = {case.shape.op for case in OURS}
     for target in TARGETS:
         here = [row for row in STORED if row.target == target]
         assert {row.op for row in here if row.provider == "fasttrain"} == ops
-        assert {row.op for row in here if row.provider in RIVALS} == ops - {"attention"}
+        assert {row.op for row in here if row.provider in BASELINES} == ops - {"attention"}
 
 
 def test_ours_moves_no_more_bytes_than_theirs_nor_narrower_ones_and_spills_nothing():
@@ -213,10 +216,10 @@ def test_ours_moves_no_more_bytes_than_theirs_nor_narrower_ones_and_spills_nothi
 WIDE, NARROW = (f"8192x{D}, V=151936" for D in (4096, 1024))
 
 
-def heads(shape, target="sm_90", rival="cut-cross-entropy"):
-    """Our rows of linear cross-entropy, and a rival's."""
+def heads(shape, target="sm_90", baseline="cut-cross-entropy"):
+    """Our rows of linear cross-entropy, and a baseline's."""
     rows = [r for r in STORED if (r.op, r.shape, r.target) == ("linear_cross_entropy", shape, target)]
-    return [[r for r in rows if r.provider == provider] for provider in (rules.OURS, rival)]
+    return [[r for r in rows if r.provider == provider] for provider in (rules.OURS, baseline)]
 
 
 @pytest.mark.parametrize("figure", ["bytes_memory", "bytes_lru"])
@@ -235,9 +238,9 @@ def test_only_what_passes_the_cache_compares_one_launch_with_many(figure):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("rival", ["cut-cross-entropy", "cut-cross-entropy, fp32"])
-def test_where_ours_moves_more_bytes_it_has_fewer_flops_and_is_predicted_to_be_faster(target, rival):
-    ours, theirs = heads(NARROW, target, rival)
+@pytest.mark.parametrize("baseline", ["cut-cross-entropy", "cut-cross-entropy, fp32"])
+def test_where_ours_moves_more_bytes_it_has_fewer_flops_and_is_predicted_to_be_faster(target, baseline):
+    ours, theirs = heads(NARROW, target, baseline)
     assert rules.total(ours, "flops") < 0.8 * rules.total(theirs, "flops")
     assert rules.problems(ours + theirs) == []
     for change, message in {
@@ -252,19 +255,19 @@ def test_where_ours_moves_more_bytes_it_has_fewer_flops_and_is_predicted_to_be_f
 
 
 def test_more_bytes_than_liger_have_no_excuse():
-    ours, theirs = heads(NARROW, rival="liger")
+    ours, theirs = heads(NARROW, baseline="liger")
     worse = [dataclasses.replace(ours[0], bytes_memory=10**15), *ours[1:]]
     assert rules.problems(ours + theirs) == []
     assert "bytes_memory" in rules.problems(worse + theirs)[0]
 
 
-@cut
+@needs_cce
 def test_sums_of_16_bits_miss_the_accuracy_that_ours_has_to_have():
     """cut-cross-entropy adds up dE in bf16, once for each block of the vocabulary; with float32 sums it is accurate."""
     from cut_cross_entropy.cce_backward import cce_backward_kernel
     from cut_cross_entropy.cce_lse_forward import cce_lse_forward_kernel
 
-    from bench.static.cut import wide_backward
+    from bench.static.cce import wide_backward
 
     torch.manual_seed(0)
     M, V, D = 256, 8192, 64
@@ -356,7 +359,7 @@ def test_fresh_figures_of_ours_are_the_stored_ones(op, target):
 
 
 @same_triton
-@liger
+@needs_liger
 @pytest.mark.parametrize("op", ["rms_norm", "swiglu"])
 def test_fresh_figures_of_liger_are_the_stored_ones(op):
     from bench.static.liger import LIGER
@@ -380,7 +383,7 @@ def test_the_command_prints_json_with_the_documented_fields(capsys):
     assert main(["--target", "sm_90", "--op", "swiglu", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["pass"] for row in rows} == {"forward", "backward"}
-    assert [Row.of(row).plain() for row in rows] == rows
+    assert [StaticRow.of(row).plain() for row in rows] == rows
 
 
 @pytest.mark.parametrize("wrong", [["--target", "sm_70"], ["--op", "softmax"]])
@@ -396,7 +399,5 @@ def test_limits_are_below_every_count():
             assert sum(r.bytes_unique for r in rows_of(shape.op, shape.name, direction=direction)) >= limit
 
 
-def test_the_documented_tables_are_the_stored_ones():
-    page = (rules.STORED.parents[2] / "docs" / "kernels" / "static.md").read_text()
-    for table in markdown(STORED).split("\n\n"):
-        assert table in page, "python -m bench.static --markdown prints what docs/kernels/static.md should say"
+def test_the_tables_are_those_of_the_stored_rows():
+    assert TABLES.read_text() == markdown(STORED), "python -m bench.static --update writes both"

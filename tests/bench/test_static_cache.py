@@ -1,8 +1,9 @@
-"""Bytes that pass the last cache: of small cases by hand, and of the kernels whose order is modelled."""
+"""Bytes that pass L2: of small cases by hand, and of the kernels whose order is modelled."""
 
 import importlib.util
 import random
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -11,17 +12,19 @@ import torch
 from bench.static.cache import Access, Operand, Result, Tiling, accesses, memory_bytes, through, through_lru
 from bench.static.counts import Counts
 from bench.static.gpus import CARDS
-from bench.static.torch_ops import TorchOps, note_product
+from bench.static.torch_ops import TorchOps, record_matmul
 from fasttrain_kernels.testing import Traffic, interpret
-from fasttrain_kernels.testing.interpreter.memory import Memory
+from fasttrain_kernels.testing.interpreter.memory import GlobalMemory
 
-cut = pytest.mark.skipif(not importlib.util.find_spec("cut_cross_entropy"), reason="needs pip install -e '.[rivals]'")
+needs_cce = pytest.mark.skipif(
+    not importlib.util.find_spec("cut_cross_entropy"), reason="needs pip install -e '.[baselines]'"
+)
 A, B = Operand("a", 0, 2), Operand("b", 1, 2)
 SUM = Operand("sum", 1, 4, added_to=True)
 
 
 def card(cache, multiprocessors=1):
-    return replace(CARDS["sm_90"], cache=cache, multiprocessors=multiprocessors)
+    return replace(CARDS["sm_90"], l2_bytes=cache, multiprocessors=multiprocessors)
 
 
 # The cache
@@ -65,11 +68,11 @@ def test_it_moves_no_more_than_lru_and_no_less_than_the_distinct_bytes():
         assert through(asked, 12) == 12
 
 
-# Products
+# Matmuls
 
 
 def tiling(**changed):
-    usual = dict(M=1024, N=2048, D=2000, tile=(128, 256), loops=((A, B),), group=2)
+    usual: dict[str, Any] = dict(M=1024, N=2048, D=2000, tile=(128, 256), loops=((A, B),), group=2)
     return Tiling(**usual | changed)
 
 
@@ -114,10 +117,10 @@ def test_tiles_of_the_result_take_room_only_where_age_decides(added):
 
 
 @pytest.mark.parametrize("rule", ["perfect", "lru"])
-def test_a_product_of_blas_takes_the_best_order_and_its_result_passes_once(rule):
+def test_a_matmul_of_blas_takes_the_best_order_and_its_result_passes_once(rule):
     a, b, out = torch.empty(1024, 512), torch.empty(512, 4096), torch.empty(1024, 4096)
     with TorchOps([]) as noted:
-        note_product(a, b, out=out, accumulate=True)
+        record_matmul(a, b, out=out, accumulate=True)
     (counts,) = noted.events()
     huge = memory_bytes(counts, card(10**9), rule, programs=1, resident=1)
     assert huge == counts.unique == a.nbytes + b.nbytes + 2 * out.nbytes
@@ -155,15 +158,15 @@ def test_attention_has_its_distinct_bytes():
 # The order of cut-cross-entropy's programs
 
 
-@cut
+@needs_cce
 @pytest.mark.parametrize("kernel", ["_cce_lse_forward_kernel", "_cce_backward_kernel"])
 def test_programs_of_cut_cross_entropy_touch_what_its_tiling_says(kernel):
     """The real kernels, interpreted, with more than one group of row blocks and a last group that is short."""
-    from bench.static.cut import CUT
+    from bench.static.cce import CCE
 
     sizes = dict(M=9 * 256, V=2 * 128, D=64)
-    it = CUT[0].tilings[kernel](sizes)
-    touched = _touched(CUT[0], sizes, kernel)
+    it = CCE[0].tilings[kernel](sizes)
+    touched = _touched(CCE[0], sizes, kernel)
     assert len(touched) == len(it.order()) == it.blocks[0] * it.blocks[1]
     for program, tile in enumerate(it.order()):
         loops = [_without_repetitions(o.name for o in loop) for loop in it.loops]
@@ -176,8 +179,8 @@ def test_programs_of_cut_cross_entropy_touch_what_its_tiling_says(kernel):
 
 def _touched(case, sizes, kernel):
     """program -> (operand, first and last row), in the order of its loads; steps of one loop as one."""
-    found = {}
-    locate = Memory._locate
+    found: dict[int, list[Any]] = {}
+    locate = GlobalMemory._locate
 
     def noted(self, access, *rest):
         parts = locate(self, access, *rest)
@@ -188,7 +191,7 @@ def _touched(case, sizes, kernel):
                     found.setdefault(self.program[0], []).append((argument.name, rows))
         return parts
 
-    with patch.object(Memory, "_locate", noted), interpret(poison=False, locks=True):
+    with patch.object(GlobalMemory, "_locate", noted), interpret(poison=False, locks=True):
         case.run(sizes)()
     return {program: _without_repetitions(loads) for program, loads in found.items()}
 

@@ -1,4 +1,4 @@
-"""Figures that gate, files of runs, and the change that a run is told: in files, and in a real run of pytest."""
+"""Figures that gate, files of runs, and reported changes: in files, and in a real run of pytest."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_one(report):
 
 def test_limit(report):
     report("limited: with a limit", {{"ours": {{"x": ratio({value}, at_most=5, margin=None)}}}})
-    report("after: told all the same", {{"ours": {{"x": 1}}}})
+    report("after: reported all the same", {{"ours": {{"x": 1}}}})
 
 @pytest.mark.long
 def test_long(report):
@@ -188,13 +188,13 @@ def test_a_run_tells_its_change_and_fails_when_it_is_worse(run_bench):
     assert code == 1
     assert re.search(r"step/ours/of theirs .*WORSE, by more than 15%", out)
     assert "limited/ours/x: 6 is more than 5" in out
-    assert "after: told all the same" in out
+    assert "after: reported all the same" in out
     code, out = run_bench(2.0)
     assert code == 1  # no test has failed, and the run has
     assert "2 passed" in out
     assert "1 of 2 figures are worse" in out
     path.write_text("{")
-    code, out = run_bench(1.0)  # told before anything is measured
+    code, out = run_bench(1.0)  # reported before anything is measured
     assert code == pytest.ExitCode.USAGE_ERROR
     assert "is not a result of the benchmarks" in out
     assert "passed" not in out

@@ -22,7 +22,7 @@ SLOW = (  # 5 s of CPU time and more
     "fasttrain train --recipe 124m --log.profile",
     "fasttrain verify-resume",
     "python -m bench.static --check",
-    "python -m fasttrain_kernels.testing.tour",
+    "python -m fasttrain_kernels.testing.self_check",
 )
 SHELLS = ("python3 -c", "grep ")
 EXACT = ("fasttrain plan", "fasttrain data", "fasttrain checkpoint")  # numbers on the page are those of the test too

@@ -17,7 +17,7 @@ from fasttrain.config import ModelConfig
 from fasttrain.data import IGNORED
 from fasttrain.hf.names import from_huggingface, huggingface_config, to_huggingface
 from fasttrain.model import Decoder, flops_per_token, num_parameters
-from fasttrain_kernels import native
+from fasttrain_kernels import cpp
 from fasttrain_kernels._registration import kernels_on_cpu
 
 VOCAB, SEQUENCE = 97, 24
@@ -127,8 +127,8 @@ def test_closed_forms_count_what_is_there(name, monkeypatch):
     assert count.embedding == made.embedding.weight.numel()
     assert count.blocks == sum(p.numel() for p in made.blocks.parameters())
     assert count.non_embedding == count.blocks + model.hidden
-    monkeypatch.setattr(native, "missing", lambda: "torch counts its own ops only")
-    monkeypatch.setattr(native, "has_faster_products", lambda: False)
+    monkeypatch.setattr(cpp, "missing", lambda: "torch counts its own ops only")
+    monkeypatch.setattr(cpp, "has_faster_matmul", lambda: False)
     tokens, _ = batch(B=1)
     with FlopCounterMode(display=False) as counted, sdpa_kernel(SDPBackend.MATH):
         made.logits(tokens).sum().backward()
@@ -241,7 +241,7 @@ def test_blocks_compile_to_one_graph_for_all_steps(documents):
 
 @pytest.mark.parametrize("kernels", [False, True])
 def test_a_compiler_sees_torch_operations_on_cpus_but_for_the_costly_ones_and_our_ops_on_gpus(kernels, monkeypatch):
-    monkeypatch.setattr(native, "has_faster_products", lambda: True)
+    monkeypatch.setattr(cpp, "has_faster_matmul", lambda: True)
     monkeypatch.setattr(sys.modules["fasttrain_kernels.linear"], "_is_ours", lambda *_: True)  # at any size
     ops = set()
 
@@ -259,7 +259,7 @@ def test_a_compiler_sees_torch_operations_on_cpus_but_for_the_costly_ones_and_ou
     with kernels_on_cpu() if kernels else torch.enable_grad(), pytest.raises(Exception, match="Seen"):
         block(x, x, model.cos, model.sin)
     on_gpus = {"qk_norm_rope", "attention", "add_rms_norm", "swiglu_packed"}
-    assert ops == (on_gpus if kernels else {"attention_native", "product"})
+    assert ops == (on_gpus if kernels else {"attention_cpp", "matmul"})
 
 
 @pytest.mark.parametrize("option", ["dropout", "attention_dropout"])

@@ -1,8 +1,9 @@
-"""Products of linear layers: torch's or ours, which is the faster one; ours against torch's in float64."""
+"""Matmuls of linear layers: torch's or ours, whichever is faster; ours against torch's in float64."""
 
 import contextlib
 import itertools
 import math
+import platform
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fasttrain_kernels import Linear, linear, linear_cross_entropy, native
-from fasttrain_kernels.linear import multiply, product
+from fasttrain_kernels import Linear, cpp, linear, linear_cross_entropy
+from fasttrain_kernels.linear import matmul, matmul_out
 from fasttrain_kernels.testing import assert_accurate_over_seeds
 
 M, K, N = 300, 500, 230  # large enough for ours, and multiples of nothing
@@ -20,15 +21,15 @@ M, K, N = 300, 500, 230  # large enough for ours, and multiples of nothing
 
 @pytest.fixture
 def ours(monkeypatch):
-    """On any machine with a compiler. Counts the products."""
+    """Take our matmul on any machine with a compiler; count the calls."""
     calls = []
 
-    def counted(a, b, out, *, accumulate, made=native.product):
+    def counted(a, b, out, *, accumulate, made=cpp.matmul):
         calls.append((*a.shape, b.shape[1]))
         made(a, b, out, accumulate=accumulate)
 
-    monkeypatch.setattr(native, "has_faster_products", lambda: True)
-    monkeypatch.setattr(native, "product", counted)
+    monkeypatch.setattr(cpp, "has_faster_matmul", lambda: True)
+    monkeypatch.setattr(cpp, "matmul", counted)
     return calls
 
 
@@ -42,9 +43,9 @@ def threads(number):
         torch.set_num_threads(before)
 
 
-def by_native(a, b, out=None):
+def by_cpp(a, b, out=None):
     made = torch.full((a.shape[0], b.shape[1]), torch.nan) if out is None else out
-    native.product(a, b, made, accumulate=out is not None)
+    cpp.matmul(a, b, made, accumulate=out is not None)
     return made
 
 
@@ -54,11 +55,11 @@ def with_gradients(function, x, weight, dout):
     return out, *torch.autograd.grad(out, (x, weight), dout)
 
 
-# The product itself.
+# The matmul itself.
 
 
 def strided(rows, columns, layout):
-    """A matrix of whole numbers, whose products are exact, in several layouts."""
+    """A matrix of whole numbers, whose matmuls are exact, in several layouts."""
 
     def whole(*shape):
         return torch.randint(-4, 5, shape).float()
@@ -85,7 +86,7 @@ LAYOUTS = st.sampled_from(
     rows=SIDES, depth=SIDES, columns=SIDES, a=LAYOUTS, b=LAYOUTS, add=st.booleans(), number=st.integers(1, 7),
     pad=st.integers(0, 3), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_product_of_any_strides(rows, depth, columns, a, b, add, number, pad, seed):
+def test_matmul_of_any_strides(rows, depth, columns, a, b, add, number, pad, seed):
     torch.manual_seed(seed)
     a, b = strided(rows, depth, a), strided(depth, columns, b)
     around = torch.randint(-4, 5, (rows + 2, columns + pad)).float()
@@ -93,14 +94,14 @@ def test_product_of_any_strides(rows, depth, columns, a, b, add, number, pad, se
     expected = around.clone()
     expected[1:-1, :columns] = torch.mm(a.double(), b.double()).float() + (out if add else 0)
     with threads(number):
-        native.product(a, b, out, accumulate=add)
+        cpp.matmul(a, b, out, accumulate=add)
     assert torch.equal(around, expected)  # nothing beside it is touched
 
 
 @pytest.mark.parametrize("columns", [2047, 2048, 2049, 4100])
 def test_more_columns_than_are_packed_at_once(columns):
     a, b = strided(13, 70, "rows"), strided(70, columns, "columns")
-    assert torch.equal(by_native(a, b), a @ b)
+    assert torch.equal(by_cpp(a, b), a @ b)
 
 
 @pytest.mark.parametrize("depth", [1, 50, 192, 193, 384, 1000, 5000])
@@ -109,26 +110,26 @@ def test_it_rounds_as_little_as_torchs(depth, size):
     def inputs():
         return dict(a=torch.randn(37, depth) * size, b=torch.randn(depth, 45))
 
-    assert_accurate_over_seeds(by_native, lambda a, b: a @ b, inputs, seeds=range(10))
+    assert_accurate_over_seeds(by_cpp, lambda a, b: a @ b, inputs, seeds=range(10))
 
 
 def test_an_element_depends_on_its_row_and_column_alone():
     a, b = torch.randn(301, 700), torch.randn(700, 259)
-    whole = by_native(a, b)
+    whole = by_cpp(a, b)
     for rows, columns in ((1, 259), (7, 100), (150, 33)):
         for top, left in ((0, 0), (301 - rows, 259 - columns)):
-            part = by_native(a[top : top + rows], b[:, left : left + columns])
+            part = by_cpp(a[top : top + rows], b[:, left : left + columns])
             assert torch.equal(part, whole[top : top + rows, left : left + columns])
     for number in (2, 3, 8):
         with threads(number):
-            assert torch.equal(by_native(a, b), whole)
+            assert torch.equal(by_cpp(a, b), whole)
 
 
 def test_what_is_not_finite_stays_in_its_row_and_column():
     a, b = torch.randn(50, 60), torch.randn(60, 70)
-    expected = by_native(a, b)
+    expected = by_cpp(a, b)
     a[7, 3], b[5, 69] = math.inf, math.nan
-    made = by_native(a, b)
+    made = by_cpp(a, b)
     touched = torch.zeros(50, 70, dtype=torch.bool)
     touched[7], touched[:, 69] = True, True
     assert torch.equal(made[~touched], expected[~touched])
@@ -138,16 +139,16 @@ def test_what_is_not_finite_stays_in_its_row_and_column():
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["-DWIDE", "-march=x86-64"])
 def test_other_builds(option, tmp_path, monkeypatch):
-    """With vectors of AVX-512's width, and without AVX."""
-    if option == "-march=x86-64" and native.platform.machine() != "x86_64":
+    """Builds with vectors of AVX-512's width, and without AVX."""
+    if option == "-march=x86-64" and platform.machine() != "x86_64":
         pytest.skip("another kind of processor")
-    monkeypatch.setattr(native, "_OPTIONS", [*native._OPTIONS, option])
-    library = native._built(native._compiler(), tmp_path / "native.so")
-    monkeypatch.setattr(native, "_library", lambda: library)
+    monkeypatch.setattr(cpp, "_OPTIONS", [*cpp._OPTIONS, option])
+    library = cpp._built(cpp._compiler(), tmp_path / "cpp.so")
+    monkeypatch.setattr(cpp, "_library", lambda: library)
     for rows, columns in itertools.product((1, 6, 50), (1, 33, 64)):
         a, b = strided(rows, 400, "rows"), strided(400, columns, "columns")
-        assert torch.equal(by_native(a, b), a @ b)
-        assert torch.equal(by_native(b.t(), a.t()), b.t() @ a.t())
+        assert torch.equal(by_cpp(a, b), a @ b)
+        assert torch.equal(by_cpp(b.t(), a.t()), b.t() @ a.t())
 
 
 # The op.
@@ -192,7 +193,7 @@ def test_compiled_it_is_the_same(ours):
 
 def test_the_op_is_well_defined(ours):
     for a, b in ((torch.randn(M, K), torch.randn(K, N)), (torch.randn(K, M).t(), torch.randn(N, K).t())):
-        torch.library.opcheck(product, (a.requires_grad_(), b.requires_grad_()))
+        torch.library.opcheck(matmul, (a.requires_grad_(), b.requires_grad_()))
 
 
 def test_its_gradient_has_a_gradient(ours):
@@ -206,11 +207,11 @@ def test_its_gradient_has_a_gradient(ours):
     torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
 
 
-# Whose product it is.
+# Which matmul runs.
 
 
 @pytest.mark.parametrize("shape", [(1, K, N), (95, 2000, 500), (M, K, 95), (128, 128, 128), (M, 0, N), (0, K, N)])
-def test_small_products_are_torchs(ours, shape):
+def test_small_matmuls_are_torchs(ours, shape):
     rows, depth, columns = shape
     x, weight = torch.randn(rows, depth), torch.randn(columns, depth)
     torch.testing.assert_close(linear(x, weight), F.linear(x, weight))
@@ -256,7 +257,7 @@ def test_the_head_multiplies_alike(ours):
 def test_an_output_whose_rows_are_apart_is_torchs(ours):
     a, b = torch.randn(M, K), torch.randn(K, N)
     out = torch.zeros(N, M).t()
-    multiply(a, b, out)
+    matmul_out(a, b, out)
     assert torch.equal(out, a @ b)
     assert not ours
 
@@ -276,13 +277,13 @@ AMD = "vendor_id\t: AuthenticAMD\nflags\t\t: fma avx2 sse4a\n\nvendor_id\t: anot
     ],
 )
 def test_who_is_known_to_be_faster(cpuinfo, faster, monkeypatch):
-    monkeypatch.setattr(native, "_cpuinfo", lambda: cpuinfo.split("\n\n")[0].splitlines())
-    native._has_faster_products.cache_clear()
-    assert native.has_faster_products() == faster
-    monkeypatch.setattr(native, "missing", lambda: "there is no C++ compiler (g++)")
-    native._has_faster_products.cache_clear()
-    assert not native.has_faster_products()
-    native._has_faster_products.cache_clear()
+    monkeypatch.setattr(cpp, "_cpuinfo", lambda: cpuinfo.split("\n\n")[0].splitlines())
+    cpp._has_faster_matmul.cache_clear()
+    assert cpp.has_faster_matmul() == faster
+    monkeypatch.setattr(cpp, "missing", lambda: "there is no C++ compiler (g++)")
+    cpp._has_faster_matmul.cache_clear()
+    assert not cpp.has_faster_matmul()
+    cpp._has_faster_matmul.cache_clear()
 
 
 # The module.

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -46,7 +48,7 @@ def documents(B: int, T: int, dtype: torch.dtype = torch.int64) -> Tensor:
     return ((torch.arange(B * T, dtype=dtype).view(B, T) * 7 + 3) % 40).contiguous()
 
 
-def outputs_and_gradients(op, arguments: dict, upstream: tuple[Tensor, Tensor] | None = None) -> list[Tensor]:
+def outputs_and_gradients(op, arguments: dict, upstream: tuple[Tensor, ...] | None = None) -> list[Tensor]:
     outputs = op(**arguments)
     trained = [arguments[name] for name in TENSORS if arguments[name] is not None and arguments[name].requires_grad]
     upstream = upstream or tuple(torch.cos(torch.arange(o.numel())).view(o.shape).to(o) for o in outputs)
@@ -55,7 +57,7 @@ def outputs_and_gradients(op, arguments: dict, upstream: tuple[Tensor, Tensor] |
 
 # Numbers
 
-SHAPES = {
+SHAPES: dict[str, Any] = {
     "one of each": dict(B=1, T=1, Hq=1, Hk=1, D=16),
     "trap 13: GQA ratio of 3, batch of 2, odd number of tokens": dict(B=2, T=7, Hq=6, Hk=2, D=64),
     "padded head": dict(T=3, Hq=3, Hk=1, D=80),
@@ -82,22 +84,22 @@ def qwen3(q, k, q_weight, k_weight, cos, sin, eps=1e-6) -> tuple[Tensor, Tensor]
     return apply_rotary_pos_emb(norm(q, q_weight), norm(k, k_weight), cos, sin, unsqueeze_dim=2)
 
 
-@pytest.mark.parametrize("form", ["cpu", "triton"])
+@pytest.mark.parametrize("implementation", ["cpu", "triton"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16", "fp16"])
-def test_trap_14_it_is_qwen3_of_transformers(dtype, form):
+def test_trap_14_it_is_qwen3_of_transformers(dtype, implementation):
     arguments = inputs(D=64, T=6, dtype=dtype, table_dtype=dtype, eps=1e-3)
-    with interpret() if form == "triton" else torch.enable_grad():
+    with interpret() if implementation == "triton" else torch.enable_grad():
         assert_accurate(qk_norm_rope, qk_norm_rope_reference, arguments, eager=qwen3)
         got = outputs_and_gradients(qk_norm_rope, arguments)
     if dtype == torch.float32:
         torch.testing.assert_close(got, outputs_and_gradients(qwen3, arguments), rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("form", ["cpu", "triton"])
-def test_trap_14_the_norm_rounds_where_qwen3_rounds(form):
+@pytest.mark.parametrize("implementation", ["cpu", "triton"])
+def test_trap_14_the_norm_rounds_where_qwen3_rounds(implementation):
     arguments = inputs(B=1, T=4, D=128, dtype=torch.bfloat16, table_dtype=torch.bfloat16)
     arguments["cos"], arguments["sin"] = torch.ones(4, 64), torch.zeros(4, 64)
-    with interpret() if form == "triton" else torch.no_grad():
+    with interpret() if implementation == "triton" else torch.no_grad():
         got = torch.cat([x.flatten() for x in qk_norm_rope(**arguments)])
     expected = torch.cat([x.flatten() for x in qwen3(**arguments)])
     rounded_once = qk_norm_rope_reference(**{n: x.double() for n, x in arguments.items()})
@@ -176,10 +178,10 @@ def test_heads_of_zeros_are_finite():
 # Positions
 
 
-@pytest.mark.parametrize("form", ["cpu", "triton"])
-def test_packed_documents_are_as_if_alone(form):
+@pytest.mark.parametrize("implementation", ["cpu", "triton"])
+def test_packed_documents_are_as_if_alone(implementation):
     arguments = inputs(B=1, T=9) | dict(positions=torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4]))
-    with interpret() if form == "triton" else torch.no_grad():
+    with interpret() if implementation == "triton" else torch.no_grad():
         together = qk_norm_rope(**arguments)
         del arguments["positions"]
         for document in (slice(0, 4), slice(4, 9)):
@@ -290,7 +292,8 @@ def test_bytes_are_within_five_percent_of_the_physical_limit(Hq, Hk, D, monkeypa
 def test_rotary_without_norm_neither_saves_nor_reads_q_and_k():
     arguments = inputs() | dict(q_weight=None, k_weight=None)
     q_out, _ = qk_norm_rope(**arguments)
-    assert [x for x in q_out.grad_fn.saved_tensors if x is not None and x.dim() == 4] == []
+    node: Any = q_out.grad_fn
+    assert [x for x in node.saved_tensors if x is not None and x.dim() == 4] == []
     with interpret() as launches:
         outputs_and_gradients(qk_norm_rope, arguments)
     _, backward = launches
@@ -299,7 +302,7 @@ def test_rotary_without_norm_neither_saves_nor_reads_q_and_k():
     assert backward.loaded == heads + 2 * 5 * 32 // 2 * 2 * 4
 
 
-@pytest.mark.parametrize("form", ["cpu", "triton"])
+@pytest.mark.parametrize("implementation", ["cpu", "triton"])
 @pytest.mark.parametrize(
     ("trained", "loaded", "stored"),
     [
@@ -309,34 +312,34 @@ def test_rotary_without_norm_neither_saves_nor_reads_q_and_k():
         ("q k_weight", {"dq_out", "q", "q_weight", "dk_out", "k"}, {"dq", "partials"}),
     ],
 )
-def test_trap_17_frozen_operands_cost_nothing(trained, loaded, stored, form):
+def test_trap_17_frozen_operands_cost_nothing(trained, loaded, stored, implementation):
     arguments = inputs()
     expected = dict(zip(TENSORS, outputs_and_gradients(qk_norm_rope_reference, arguments)[2:], strict=True))
     for name in TENSORS:
         arguments[name].requires_grad_(name in trained.split())
-    with interpret() if form == "triton" else torch.enable_grad() as launches:
+    with interpret() if implementation == "triton" else torch.enable_grad() as launches:
         outputs = qk_norm_rope(**arguments)
         upstream = [torch.cos(torch.arange(o.numel())).view(o.shape) for o in outputs]
         pairs = [(o, u) for o, u in zip(outputs, upstream, strict=True) if o.requires_grad]
-        torch.autograd.backward(*zip(*pairs, strict=True))
+        torch.autograd.backward([o for o, _ in pairs], [u for _, u in pairs])
     for name in TENSORS:
         if name in trained.split():
             torch.testing.assert_close(arguments[name].grad, expected[name], rtol=1e-5, atol=1e-5)
         else:
             assert arguments[name].grad is None
-    if form == "triton":
+    if implementation == "triton":
         touched = launches[1].arguments.items()
         assert {name for name, traffic in touched if traffic.loaded} == loaded | {"cos", "sin"}
         assert {name for name, traffic in touched if traffic.stored} == stored
 
 
-@pytest.mark.parametrize("form", ["cpu", "triton"])
-def test_an_output_that_nobody_uses_gives_no_gradient(form):
+@pytest.mark.parametrize("implementation", ["cpu", "triton"])
+def test_an_output_that_nobody_uses_gives_no_gradient(implementation):
     arguments = inputs()
-    with interpret() if form == "triton" else torch.enable_grad() as launches:
+    with interpret() if implementation == "triton" else torch.enable_grad() as launches:
         qk_norm_rope(**arguments)[1].sum().backward()
     assert [arguments[name].grad is None for name in TENSORS] == [True, False, True, False]
-    if form == "triton":
+    if implementation == "triton":
         assert launches[1].arguments["q_weight"].loaded == 0
 
 
@@ -363,9 +366,9 @@ def test_trap_9_addresses_are_64_bit():
 
 
 @pytest.mark.parametrize(("B", "T"), [(2, 0), (0, 3)])
-@pytest.mark.parametrize("form", ["cpu", "triton"])
-def test_trap_16_empty_tensors(B, T, form):
-    with interpret() if form == "triton" else torch.enable_grad() as launches:
+@pytest.mark.parametrize("implementation", ["cpu", "triton"])
+def test_trap_16_empty_tensors(B, T, implementation):
+    with interpret() if implementation == "triton" else torch.enable_grad() as launches:
         q, k, dq, dk, dq_weight, dk_weight = outputs_and_gradients(qk_norm_rope, inputs(B=B, T=T))
     assert q.shape == dq.shape == (B, T, 4, 32)
     assert k.shape == dk.shape == (B, T, 2, 32)
@@ -424,7 +427,7 @@ def test_opcheck(options):
 
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
 @pytest.mark.parametrize("weights", [True, False], ids=["norm", "no norm"])
-def test_gradcheck_on_the_cpu_form(weights, interleaved):
+def test_gradcheck_on_the_cpu_implementation(weights, interleaved):
     arguments = inputs(B=1, T=2, Hq=2, Hk=1, D=6, R=4)
     tensors = [arguments[name].detach().double().requires_grad_() for name in TENSORS]
     if not weights:
@@ -432,7 +435,10 @@ def test_gradcheck_on_the_cpu_form(weights, interleaved):
     tables = arguments["cos"].double(), arguments["sin"].double()
     positions = torch.tensor([3, 1])
     assert torch.autograd.gradcheck(
-        lambda *t: qk_norm_rope(*t, *tables, positions=positions, interleaved=interleaved), tensors
+        lambda q, k, q_weight, k_weight: qk_norm_rope(
+            q, k, q_weight, k_weight, *tables, positions=positions, interleaved=interleaved
+        ),
+        tensors,
     )
 
 

@@ -1,4 +1,5 @@
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ def tensor(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 3.0) 
     return (torch.randn(shape) * scale).to(dtype).requires_grad_()
 
 
-def inputs(*shape: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def inputs(*shape: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     return dict(x=tensor(*shape, dtype=dtype), weight=tensor(shape[-1], dtype=dtype, scale=1.0))
 
 
@@ -456,9 +457,11 @@ def test_errors_name_the_op_the_values_and_the_remedy():
 
 def test_trap_8_dtensors_are_rejected():
     import torch.distributed as dist
-    from torch.distributed.tensor import distribute_tensor, init_device_mesh
+    from torch._C._distributed_c10d import HashStore
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         x = torch.randn(4, 8)
         sharded = distribute_tensor(torch.ones(8), init_device_mesh("cpu", (1,)))
@@ -481,16 +484,16 @@ def test_on_a_gpu(shape, dtype):
     assert_accurate(add_rms_norm, add_rms_norm_reference, dict(x=x, residual=residual, weight=weight))
 
 
-@pytest.mark.parametrize("form", ["cpu", "triton"])
+@pytest.mark.parametrize("implementation", ["cpu", "triton"])
 @pytest.mark.parametrize("weight", [None, torch.float32, torch.bfloat16])
-def test_a_wider_residual_stream_stays_wide(form, weight):
+def test_a_wider_residual_stream_stays_wide(implementation, weight):
     """Under autocast x is bf16 and the stream float32."""
-    inputs = dict(
+    inputs: dict[str, Any] = dict(
         x=torch.randn(5, 300).bfloat16().requires_grad_(),
         residual=torch.randn(5, 300).requires_grad_(),
         weight=None if weight is None else torch.randn(300).to(weight).requires_grad_(),
     )
-    with interpret() if form == "triton" else torch.enable_grad():
+    with interpret() if implementation == "triton" else torch.enable_grad():
         normed, total = add_rms_norm(**inputs)
         assert (normed.dtype, total.dtype) == (torch.bfloat16, torch.float32)
         assert_accurate(add_rms_norm, add_rms_norm_reference, inputs)

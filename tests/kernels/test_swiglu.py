@@ -176,7 +176,7 @@ def test_errors_name_the_op_the_values_and_the_remedy():
     with pytest.raises(ValueError, match=r"^swiglu: gate is on cpu and up on meta; move them to one device$"):
         swiglu(x, x.to("meta"))
     with pytest.raises(TypeError, match=r"^swiglu: up must be a tensor, got int$"):
-        swiglu(x, 3)
+        swiglu(x, 3)  # type: ignore[arg-type]
     with interpret(), pytest.raises(TypeError, match=r"^swiglu: gate is float64; .* use swiglu_reference for float64$"):
         swiglu(x.double(), x.double())
 

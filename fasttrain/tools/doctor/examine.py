@@ -7,7 +7,8 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from itertools import takewhile
+from dataclasses import replace
+from itertools import chain, takewhile
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -24,7 +25,6 @@ from fasttrain.tools.doctor.hardware import Cores, cards, limits, machine
 from fasttrain.tools.doctor.software import variables, versions
 from fasttrain.units import disk_size
 
-RUN, OPS, SPEED, DISK = "a run will use", "ops", "speed", "disk"
 COPIED = {"cpu": 2**27, "cuda": 2**30}  # bytes: more than caches hold
 SECONDS = 0.3  # of copying
 WRITTEN, CHUNK, LONGEST = 2**28, 2**22, 3.0  # bytes, bytes, seconds
@@ -36,26 +36,25 @@ def examine(settings: Config, out: Path, *, quick: bool) -> Iterator[MachineFind
     environment = dict(os.environ)  # of the user: torch sets some variables as it goes
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     on_gpu = gpus > 0 and settings.parallel.device != "cpu"
-    yield from machine()
-    yield from cards()
-    yield from limits(gpus=gpus)
-    yield from versions(settings, on_gpu=on_gpu)
-    yield from variables(environment)
-    try:
-        yield from estimate(settings, Cores.of().usable)
-    except ImportError as error:  # of the trainer itself: ops() says it once more, with its remedy
-        yield MachineFinding(section=RUN, name="nothing", value=str(error))
-    yield from ops()
-    yield from disk(out, measure=not quick)
-    if not quick:
-        yield from speed(torch.device("cuda" if on_gpu else "cpu"))
+    for section, findings in (
+        ("hardware", chain(machine(), cards())),
+        ("limits", limits(gpus=gpus)),
+        ("software", versions(settings, on_gpu=on_gpu)),
+        ("environment", variables(environment)),
+        ("a run will use", estimate(settings, Cores.of().usable)),
+        ("ops", ops()),
+        ("disk", disk(out, measure=not quick)),
+        ("speed", () if quick else speed(torch.device("cuda" if on_gpu else "cpu"))),
+    ):
+        for finding in findings:
+            yield replace(finding, section=section)
 
 
 def estimate(settings: Config, cores: int) -> Iterator[MachineFinding]:
     """Device, precision, compilation, attention, and how to start on all devices."""
 
     def finding(name: str, value: str) -> MachineFinding:
-        return MachineFinding(section=RUN, name=name, value=value)
+        return MachineFinding(name, value)
 
     from fasttrain.distributed.parallelize import should_compile
     from fasttrain.distributed.runtime import DTYPES, resolve_precision
@@ -65,7 +64,7 @@ def estimate(settings: Config, cores: int) -> Iterator[MachineFinding]:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if parallel.device == "cuda" and not gpus:
         yield MachineFinding(
-            section=RUN, name="device", value="parallel.device is cuda, and torch sees no GPU", level="broken",
+            "device", "parallel.device is cuda, and torch sees no GPU", level="broken",
             remedy="set parallel.device to auto, or see above why no GPU is seen",
         )  # fmt: skip
         return
@@ -97,7 +96,7 @@ def estimate(settings: Config, cores: int) -> Iterator[MachineFinding]:
 
 def _attention(settings: Config, device: torch.device, dtype: torch.dtype) -> MachineFinding:
     """The backend for this run's heads, and why not the ones before it that are for this device."""
-    from fasttrain_kernels import explain_attention_backend, native
+    from fasttrain_kernels import cpp, explain_attention_backend
 
     model = settings.model
     q, k = (
@@ -109,47 +108,43 @@ def _attention(settings: Config, device: torch.device, dtype: torch.dtype) -> Ma
     before = list(takewhile(lambda each: each[1] != "ok", answers.items()))
     why = [f"{name}: {answer.splitlines()[0]}" for name, answer in before if not answer.startswith("device ")]
     value = f"{chosen} ({'; '.join(why)})" if why else chosen
-    if ("native", native.missing()) not in before:
-        return MachineFinding(section=RUN, name="attention", value=value)
+    if ("cpp", cpp.missing()) not in before:
+        return MachineFinding("attention", value)
     return MachineFinding(
-        section=RUN, name="attention", value=value, level="missing",
+        "attention", value, level="missing",
         remedy="apt-get install g++ (or set CXX): without its C++, attention takes about 1.6 times as long",
     )  # fmt: skip
 
 
 def ops() -> Iterator[MachineFinding]:
-    """Allowed is twice the error of eager PyTorch (fasttrain_kernels.testing.accuracy)."""
+    """The tolerance is twice the error of eager PyTorch (fasttrain_kernels.testing.accuracy)."""
     try:
-        from fasttrain_kernels.testing import tour
+        from fasttrain_kernels.testing import self_check
     except ImportError as error:
         yield MachineFinding(
-            section=OPS,
-            name="kernel library",
-            value=str(error),
-            level="broken",
-            remedy="pip install the package above",
+            "kernel library", str(error), level="broken", remedy="pip install the package above"
         )
         return
-    for case in tour.CASES:
-        for form in tour.forms_of_a_run():
-            yield _checked(tour, case, form)
+    for case in self_check.CASES:
+        for implementation in self_check.training_implementations():
+            yield _checked(self_check, case, implementation)
 
 
-def _checked(tour: Any, case: Any, form: Any) -> MachineFinding:
-    name, how = case.name, f"{form.name}, {str(form.dtype).removeprefix('torch.')}"
+def _checked(self_check: Any, case: Any, implementation: Any) -> MachineFinding:
+    name, how = case.name, f"{implementation.name}, {str(implementation.dtype).removeprefix('torch.')}"
     remedy = "do not train: run make test (make test-gpu on a GPU), and report what it says"
     try:
-        results = tour.run(case, form)
+        results = self_check.run(case, implementation)
     except Exception as error:  # whatever an op does, it is this op that does it
         first = str(error).strip().splitlines()[0] if str(error).strip() else ""
         value = f"{how}: fails with {type(error).__name__}: {first}"
-        return MachineFinding(section=OPS, name=name, value=value, level="broken", remedy=remedy)
-    share = max(result.error / result.allowed for result in results)
+        return MachineFinding(name, value, level="broken", remedy=remedy)
+    share = max(result.error / result.tolerance for result in results)
     if wrong := [result for result in results if not result.ok]:
         return MachineFinding(
-            section=OPS, name=name, value=f"{how}: {wrong[0]}", level="broken", remedy=remedy, figure=share
+            name, f"{how}: {wrong[0]}", level="broken", remedy=remedy, figure=share
         )
-    return MachineFinding(section=OPS, name=name, value=f"{how}: OK ({share:.0%} of tolerance)", figure=share)
+    return MachineFinding(name, f"{how}: OK ({share:.0%} of tolerance)", figure=share)
 
 
 def speed(device: torch.device) -> Iterator[MachineFinding]:
@@ -168,10 +163,10 @@ def speed(device: torch.device) -> Iterator[MachineFinding]:
                 if ratio > 1.5
                 else ": parallel.precision bf16 may pay"
             )
-        yield MachineFinding(section=SPEED, name=f"matmul {name}", value=text, figure=rates[dtype], unit="FLOP/s")
+        yield MachineFinding(f"matmul {name}", text, figure=rates[dtype], unit="FLOP/s")
     rate = copy_rate(device)
     yield MachineFinding(
-        section=SPEED, name="memory", value=f"{rate / 1e9:,.1f} GB/s, reading and writing", figure=rate, unit="B/s"
+        "memory", f"{rate / 1e9:,.1f} GB/s, reading and writing", figure=rate, unit="B/s"
     )
 
 
@@ -183,7 +178,7 @@ def disk(out: Path, *, measure: bool) -> Iterator[MachineFinding]:
     free = free_bytes(directory)
     remedy = f"a few checkpoints fill it: free some disk space in {directory}, or choose another --out"
     yield MachineFinding(
-        section=DISK, name="free", value=f"{disk_size(free)} in {directory.absolute()}", figure=free, unit="bytes",
+        "free", f"{disk_size(free)} in {directory.absolute()}", figure=free, unit="bytes",
         level="ok" if free >= LITTLE else "warning", remedy="" if free >= LITTLE else remedy,
     )  # fmt: skip
     try:
@@ -191,15 +186,15 @@ def disk(out: Path, *, measure: bool) -> Iterator[MachineFinding]:
     except OSError as error:
         remedy = f"make it writable (chown, or remount), or choose another --out than {out}"
         yield MachineFinding(
-            section=DISK, name="write", value=f"cannot write: {error.strerror or error}", level="broken", remedy=remedy
+            "write", f"cannot write: {error.strerror or error}", level="broken", remedy=remedy
         )
         return
     if measure:
         rate = written / seconds
         text = f"{rate / 1e6:,.0f} MB/s with fsync ({written / 1e6:,.0f} MB)"
-        yield MachineFinding(section=DISK, name="write", value=text, figure=rate, unit="B/s")
+        yield MachineFinding("write", text, figure=rate, unit="B/s")
     else:
-        yield MachineFinding(section=DISK, name="write", value="possible")
+        yield MachineFinding("write", "possible")
 
 
 def copy_rate(device: torch.device) -> float:

@@ -25,7 +25,7 @@ EXTRAS = {  # extra of pyproject.toml: a package of it, and what it is for
     "data": ("pyarrow", "fasttrain data prepare: Parquet and .zst"),
     "plot": ("matplotlib", "pictures: fasttrain report --png, data lint --plot"),
     "transformers": ("transformers", "the kernels in Transformers models"),
-    "testing": ("ml-dtypes", "Triton kernels without a GPU: make tour"),
+    "testing": ("ml-dtypes", "Triton kernels without a GPU: make self-check"),
 }
 PREFIXES = ("NCCL_", "TORCH", "CUDA_", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "GLOO_", "HIP_", "ROCR_")
 ON = ("1", "true", "on", "yes")

@@ -1,7 +1,7 @@
 """Attention with grouped heads, packed documents, sliding windows and softcap.
 
 Read in this order: reference (the specification), intervals (the idea), triton_forward and triton_backward, blocked
-(the CPU form), native (the CPU form in C++), backends (who computes), op (the public functions).
+(the CPU implementation in torch), cpp (the one in C++), backends (which of them runs), op (the public functions).
 """
 
 from fasttrain_kernels.attention.op import attention, attention_backend, explain_attention_backend

@@ -1,4 +1,4 @@
-"""Who computes attention: what each backend cannot do, which one `auto` picks, and the two that are not ours.
+"""The backends of attention: what each cannot do, which one `auto` picks, and the two that are not ours.
 
 `auto` takes the first in PREFERENCE that does not refuse the request. Every refusal is a sentence, for
 explain_attention_backend and for the error when a backend is asked for by name.
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fasttrain_kernels import native
+from fasttrain_kernels import cpp
 from fasttrain_kernels._registration import runs_triton
 from fasttrain_kernels.attention.intervals import reach
 
-PREFERENCE = ("flash", "native", "sdpa", "triton", "blocked")
-GREATEST_HEAD_DIM = 256  # of flash-attn, and of the tiles that our kernels keep in registers
+PREFERENCE = ("flash", "cpp", "sdpa", "triton", "blocked")
+MAX_HEAD_DIM = 256  # of flash-attn, and of the tiles that our kernels keep in registers
 
 
 @dataclass(frozen=True)
 class Request:
-    """One call, as far as the choice of a backend depends on it."""
+    """The properties of a call that the choice of a backend depends on."""
 
     device: str
     dtype: torch.dtype
@@ -71,7 +71,7 @@ def _flash_attn_installed() -> bool:
 _flash_attn_installed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-# A refusal names fields of the request in braces. They are filled in when somebody reads it: under torch.compile the
+# A refusal names fields of the request in braces. They are filled in when it is printed: under torch.compile the
 # values may be symbols, which have no text.
 
 
@@ -80,14 +80,14 @@ def _refuse_flash(request: Request) -> str | None:
         return "device {device}: it runs on CUDA only"
     if request.dtype not in (torch.bfloat16, torch.float16):
         return "dtype {dtype}: it takes bfloat16 and float16"
-    if request.head_dim > GREATEST_HEAD_DIM:
-        return f"head dimension {{head_dim}}: it takes up to {GREATEST_HEAD_DIM}"
+    if request.head_dim > MAX_HEAD_DIM:
+        return f"head dimension {{head_dim}}: it takes up to {MAX_HEAD_DIM}"
     if request.num_keys == 0:
         return "no keys"
     return None if _flash_attn_installed() else "the package flash-attn is not installed"
 
 
-def _refuse_native(request: Request) -> str | None:
+def _refuse_cpp(request: Request) -> str | None:
     if (refusal := _refuse_blocked(request)) is not None:
         return refusal
     if request.dtype != torch.float32:
@@ -95,8 +95,8 @@ def _refuse_native(request: Request) -> str | None:
     if request.softcap is not None:
         return "softcap={softcap}"
     if request.num_queries == 1:
-        return "one query: there is nothing to share"
-    return native.missing().replace("{", "{{").replace("}", "}}") or None  # a compiler's message may quote code
+        return "a single query: there is no work to share"
+    return cpp.missing().replace("{", "{{").replace("}", "}}") or None  # a compiler's message may quote code
 
 
 def _refuse_sdpa(request: Request) -> str | None:
@@ -122,8 +122,8 @@ def _refuse_sdpa(request: Request) -> str | None:
 def _refuse_triton(request: Request) -> str | None:
     if request.device == "cpu" and not request.kernels_on_cpu:
         return "device cpu: it runs on GPUs, and on CPU tensors inside fasttrain_kernels.testing.interpret()"
-    if request.head_dim > GREATEST_HEAD_DIM:
-        return f"head dimension {{head_dim}}: it takes up to {GREATEST_HEAD_DIM}"
+    if request.head_dim > MAX_HEAD_DIM:
+        return f"head dimension {{head_dim}}: it takes up to {MAX_HEAD_DIM}"
     return None
 
 
@@ -135,7 +135,7 @@ def _refuse_blocked(request: Request) -> str | None:
 
 _REFUSE: dict[str, Callable[[Request], str | None]] = {
     "flash": _refuse_flash,
-    "native": _refuse_native,
+    "cpp": _refuse_cpp,
     "sdpa": _refuse_sdpa,
     "triton": _refuse_triton,
     "blocked": _refuse_blocked,
@@ -162,7 +162,7 @@ def choose(request: Request, backend: str) -> str:
     if not able:
         refusals = "; ".join(f"{name}: {why}" for name, why in explain(request).items())
         raise ValueError(f"attention: no backend can do this: {refusals}")
-    # Whoever interprets kernels wants ours to run.
+    # Inside interpret(), our own kernels are to run.
     return "triton" if request.kernels_on_cpu and "triton" in able else able[0]
 
 

@@ -1,8 +1,8 @@
-"""The CPU form: blocks of queries against the interval of keys that they see, in plain torch.
+"""The CPU implementation in torch: blocks of queries against the interval of keys that they see, in plain torch.
 
 Holds the scores of one block of queries at a time instead of all T_q x T_k, forward and backward, and skips the
-keys that no query of the block sees. The query heads of a group are rows of one matrix product with their key head:
-nothing is expanded.
+keys that no query of the block sees. The query heads of a group are rows of one matmul with their key head: nothing is
+expanded.
 
 Letters: G query heads per key head, R rows of a block.
 """
@@ -17,14 +17,16 @@ from torch import Tensor
 
 from fasttrain_kernels._checks import wide
 from fasttrain_kernels.attention.intervals import key_intervals
-from fasttrain_kernels.attention.layout import Problem, empty_statistics
+from fasttrain_kernels.attention.layout import AttentionProblem, empty_lse
 
 _LOG2E = math.log2(math.e)
-_BLOCK = 128  # rows of queries: large enough for a matrix product to run at full speed
+_BLOCK = 128  # rows of queries: large enough for a matmul to run at full speed
 
 
-def _blocks(problem: Problem, causal: bool, window: int | None) -> Iterator[tuple[slice, slice, Tensor | None]]:
-    """Queries, the keys that at least one of them sees, and which of those each one sees (None: all)."""
+def _blocks(
+    problem: AttentionProblem, causal: bool, window: int | None
+) -> Iterator[tuple[slice, slice, Tensor | None]]:
+    """Yield blocks of queries, the keys that at least one of them sees, and the mask between both (None: all)."""
     lo, hi = key_intervals(problem.num_queries, problem.num_keys, causal, window, problem.documents)
     for start in range(0, problem.num_queries, _BLOCK):
         rows = slice(start, min(start + _BLOCK, problem.num_queries))
@@ -48,8 +50,8 @@ def _by_group(x: Tensor, rows: slice, num_kv_heads: int) -> Tensor:  # (B, T, H,
     return block.permute(0, 2, 3, 1, 4).reshape(B, num_kv_heads, -1, D)
 
 
-def _by_row(stats: Tensor, problem: Problem) -> Tensor:  # (S, H, B * T_q) -> (S, H, B, T_q)
-    return stats.view(stats.shape[0], problem.num_heads, problem.batch, problem.num_queries)
+def _by_row(lse: Tensor, problem: AttentionProblem) -> Tensor:  # (S, H, B * T_q) -> (S, H, B, T_q)
+    return lse.view(lse.shape[0], problem.num_heads, problem.batch, problem.num_queries)
 
 
 def _ungroup(x: Tensor, num_heads: int) -> Tensor:  # (B, Hkv, G * R, D) -> (B, R, H, D)
@@ -60,7 +62,7 @@ def _scores(
     query: Tensor,  # (B, Hkv, G * R, D)
     key: Tensor,  # (B, Hkv, N, D)
     visible: Tensor | None,  # (R, N)
-    problem: Problem,
+    problem: AttentionProblem,
 ) -> tuple[Tensor, Tensor | None]:  # (B, Hkv, G * R, N), and tanh with a softcap
     """q.k or tanh, times a factor for 16 bits: x of exponentials.py."""
     scores, tanh = query @ key.transpose(-1, -2), None
@@ -77,22 +79,22 @@ def _scores(
 def _exponentials(
     scores: Tensor,  # (B, Hkv, G * R, N): overwritten
     pivot: Tensor,  # (B, Hkv, G * R, 1)
-    problem: Problem,
+    problem: AttentionProblem,
 ) -> Tensor:  # (B, Hkv, G * R, N)
     scores.sub_(pivot)
     return (scores.mul_(_factor(problem)) if problem.exact else scores).exp2_()
 
 
-def _factor(problem: Problem) -> float:
+def _factor(problem: AttentionProblem) -> float:
     return (problem.softcap or problem.scale) * _LOG2E
 
 
 def _over_rows(
     weights: Tensor,  # (B, Hkv, G * R, N)
     rows: Tensor,  # (B, Hkv, G * R, D)
-    problem: Problem,
+    problem: AttentionProblem,
 ) -> Tensor:  # (B, Hkv, N, D)
-    """weights^T rows, head by head: one sum over all heads rounds up to twice as much."""
+    """weights^T rows, head by head: one sum over all heads has up to twice the rounding error."""
     if problem.group == 1:
         return weights.transpose(-1, -2) @ rows
     weights, rows = (x.unflatten(2, (problem.group, -1)) for x in (weights, rows))
@@ -109,11 +111,11 @@ def forward(
     softcap: float | None,
     scale: float,
 ) -> tuple[Tensor, Tensor]:  # (B, T_q, H, D), (S, H, B * T_q)
-    """out, and the statistics of its rows, on the CPU."""
-    problem = Problem.of(q, k, cu_seqlens, causal, window, softcap, scale)
+    """Return out and lse (see layout.empty_lse)."""
+    problem = AttentionProblem.of(q, k, cu_seqlens, causal, window, softcap, scale)
     out = torch.empty(q.shape, dtype=q.dtype)
-    stats = empty_statistics(q)
-    streamed, by_row = problem.stream(out), _by_row(stats, problem)
+    lse = empty_lse(q)
+    streamed, by_row = problem.stream(out), _by_row(lse, problem)
     q, k, v = problem.stream(q), problem.stream(k), problem.stream(v)
     for rows, keys, visible in _blocks(problem, causal, window):
         scores, _ = _scores(_by_group(q, rows, problem.num_kv_heads), _by_head(k, keys), visible, problem)
@@ -130,7 +132,7 @@ def forward(
         saved = (pivot, 1 / total) if problem.exact else (pivot + total.log2(),)
         for i, x in enumerate(saved):
             by_row[i, :, :, rows] = _ungroup(x, problem.num_heads)[..., 0].permute(2, 0, 1)
-    return out, stats
+    return out, lse
 
 
 def backward(
@@ -139,7 +141,7 @@ def backward(
     k: Tensor,  # (B, T_k, Hkv, D)
     v: Tensor,  # (B, T_k, Hkv, D)
     out: Tensor,  # (B, T_q, H, D)
-    stats: Tensor,  # (S, H, B * T_q)
+    lse: Tensor,  # (S, H, B * T_q)
     cu_seqlens: Tensor | None,  # (num_docs + 1,)
     causal: bool,
     window: int | None,
@@ -149,14 +151,14 @@ def backward(
     need_dk: bool,
     need_dv: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # as q, k, v; empty where not needed
-    """The gradients on the CPU."""
-    problem = Problem.of(q, k, cu_seqlens, causal, window, softcap, scale)
+    """Return the gradients."""
+    problem = AttentionProblem.of(q, k, cu_seqlens, causal, window, softcap, scale)
     heads, kv_heads = problem.num_heads, problem.num_kv_heads
     dq = torch.empty(q.shape if need_dq else (0,), dtype=q.dtype)
     shapes = (k.shape, v.shape)
     dout, q, k, v = (problem.stream(x) for x in (dout, q, k, v))
-    dk, dv = (torch.zeros(x.shape, dtype=stats.dtype).transpose(1, 2) for x in (k, v))  # (B, Hkv, T_k, D)
-    by_token = _by_row(stats, problem).permute(0, 2, 3, 1)[..., None]  # (S, B, T_q, H, 1)
+    dk, dv = (torch.zeros(x.shape, dtype=lse.dtype).transpose(1, 2) for x in (k, v))  # (B, Hkv, T_k, D)
+    by_token = _by_row(lse, problem).permute(0, 2, 3, 1)[..., None]  # (S, B, T_q, H, 1)
     for rows, keys, visible in _blocks(problem, causal, window):
         query, do, pivot, *inverse = (_by_group(x, rows, kv_heads) for x in (q, dout, *by_token))
         key, value = _by_head(k, keys), _by_head(v, keys)

@@ -1,4 +1,4 @@
-"""What a query sees: one interval of keys, whatever the mask.
+"""The interval of keys that a query sees, whatever the mask.
 
 Query i of T_q stands at position i + shift among the T_k keys, shift = T_k - T_q. It sees the keys
 
@@ -26,7 +26,7 @@ NO_LIMIT = -1
 
 
 def reach(causal: bool, window: int | None) -> tuple[int, int]:
-    """How many keys a query sees before and after its own position: (back, ahead), as flash-attn's window_size."""
+    """The number of keys that a query sees before and after its own position, as flash-attn's window_size."""
     back = NO_LIMIT if window is None else window - 1
     return back, 0 if causal else back
 
@@ -35,7 +35,7 @@ def check_documents(
     cu_seqlens: Tensor,  # (num_docs + 1,)
     num_tokens: int,
 ) -> None:
-    """On the CPU the values can be read without waiting for a device."""
+    """Raise unless cu_seqlens rises from 0 to num_tokens. On the CPU reading it waits for no device."""
     ends = cu_seqlens.tolist()
     if ends[0] != 0 or ends[-1] != num_tokens or ends != sorted(ends):
         raise ValueError(
@@ -90,7 +90,7 @@ def key_intervals(
     window: int | None,
     documents: Tensor | None,  # (2, num_keys)
 ) -> tuple[Tensor, Tensor]:  # (num_queries,), (num_queries,)
-    """lo and hi of every query, for the CPU form."""
+    """lo and hi of every query, for the CPU implementations."""
     back, ahead = reach(causal, window)
     position = torch.arange(num_queries, dtype=torch.int64) + (num_keys - num_queries)
     lo, hi = torch.zeros_like(position), torch.full_like(position, num_keys)
@@ -105,7 +105,7 @@ def key_intervals(
 
 @triton.jit
 def interval(index, shift, length, documents, BACK: tl.constexpr, AHEAD: tl.constexpr):
-    """lo and hi of one query or of a tile of them. Indices past the end get an interval too, that nobody uses."""
+    """lo and hi of one query or of a tile of them. Indices past the end get an unused interval."""
     lo = index * 0
     hi = lo + length
     if documents is not None:  # start and end per token; queries and keys are the same stream

@@ -10,23 +10,23 @@ from torch import Tensor
 
 from fasttrain_kernels.attention.intervals import check_documents, document_bounds, reach
 
-_GREATEST_STRIDE = 2**23  # a tile of at most 256 rows then spans less than 2^31 elements
+_MAX_STRIDE = 2**23  # a tile of at most 256 rows then spans less than 2^31 elements
 
 
 def addressable(x: Tensor) -> Tensor:  # (B, T, H, D)
-    """x itself, if the elements of a head lie side by side and 32 bits reach across a tile; otherwise a copy."""
-    return x if x.stride(3) == 1 and x.stride(1) < _GREATEST_STRIDE else x.contiguous()
+    """x itself, if the elements of a head are contiguous and 32 bits reach across a tile; otherwise a copy."""
+    return x if x.stride(3) == 1 and x.stride(1) < _MAX_STRIDE else x.contiguous()
 
 
 def is_exact(q: Tensor) -> bool:
     return q.element_size() > 2
 
 
-def empty_statistics(q: Tensor) -> Tensor:  # (B, T, H, D) -> (S, H, B * T)
-    """Room for what backward needs of every row to recompute its probabilities: exp(x) * 2nd, or exp(x) alone.
+def empty_lse(q: Tensor) -> Tensor:  # (B, T, H, D) -> (S, H, B * T)
+    """Allocate lse: what backward needs of every row to recompute its probabilities.
 
-    float32: the pivot of its exponentials, and 1 / their sum
-    16 bits: the logarithm of the sum of exp(logit), in units of ln 2
+    16 bits (S = 1): the log of the sum of exp(logit), in units of ln 2
+    float32 (S = 2): the same as two numbers, the pivot of the exponentials and 1 / their sum, which rounds less
     """
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     B, T, H, _ = q.shape
@@ -34,7 +34,7 @@ def empty_statistics(q: Tensor) -> Tensor:  # (B, T, H, D) -> (S, H, B * T)
 
 
 @dataclass(frozen=True)
-class Problem:
+class AttentionProblem:
     """Sizes of one call. With documents, the batch is one stream: batch 1, B * T tokens."""
 
     batch: int
@@ -47,7 +47,7 @@ class Problem:
     ahead: int
     scale: float
     softcap: float
-    exact: bool  # float32 (or more): see exponentials.py and `statistics`
+    exact: bool  # float32 (or more): see exponentials.py and empty_lse
     documents: Tensor | None  # (2, num_keys): start and end of each token's document
 
     @staticmethod
@@ -59,7 +59,7 @@ class Problem:
         window: int | None,
         softcap: float | None,
         scale: float,
-    ) -> Problem:
+    ) -> AttentionProblem:
         B, T_q, H, D = q.shape
         T_k, Hkv = k.shape[1:3]
         documents = None
@@ -69,7 +69,7 @@ class Problem:
             documents = document_bounds(cu_seqlens, B * T_q)
             B, T_q, T_k = 1, B * T_q, B * T_k
         back, ahead = reach(causal, window)
-        return Problem(B, T_q, T_k, H, Hkv, D, back, ahead, scale, softcap or 0.0, is_exact(q), documents)
+        return AttentionProblem(B, T_q, T_k, H, Hkv, D, back, ahead, scale, softcap or 0.0, is_exact(q), documents)
 
     @property
     def group(self) -> int:
@@ -78,7 +78,7 @@ class Problem:
 
     @property
     def one_query(self) -> bool:
-        """A matrix times a vector, in float32: eager PyTorch adds up its products more exactly than a matrix's."""
+        """Whether this is a matrix times a vector in float32, which eager PyTorch sums more exactly than a matmul."""
         return self.exact and self.num_queries == 1
 
     @property
@@ -87,7 +87,7 @@ class Problem:
 
     @property
     def constants(self) -> dict[str, int | float]:
-        """What the kernels are compiled for."""
+        """The constexpr arguments of the kernels."""
         return dict(
             BACK=self.back,
             AHEAD=self.ahead,

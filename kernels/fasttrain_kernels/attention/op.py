@@ -1,18 +1,18 @@
-"""The public functions, and the registered ops behind them: Triton on GPUs, and one for each form on the CPU."""
+"""The public functions, and the registered ops behind them: Triton on GPUs, one op per CPU implementation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from fasttrain_kernels._checks import autocast_dtype, check_tensors, shape
 from fasttrain_kernels._registration import register
-from fasttrain_kernels.attention import backends, blocked, native, triton_backward, triton_forward
-from fasttrain_kernels.attention.layout import empty_statistics
+from fasttrain_kernels.attention import backends, blocked, cpp, triton_backward, triton_forward
+from fasttrain_kernels.attention.layout import empty_lse
 
 
 def _fake_forward(
@@ -25,7 +25,7 @@ def _fake_forward(
     softcap: float | None,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty(q.shape, dtype=q.dtype, device=q.device), empty_statistics(q)
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device), empty_lse(q)
 
 
 def _fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -38,20 +38,20 @@ def _fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) ->
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, cu_seqlens, *ctx.options = inputs
-    out, statistics = output
-    ctx.save_for_backward(q, k, v, out, statistics, cu_seqlens)
-    ctx.mark_non_differentiable(statistics)
+    out, lse = output
+    ctx.save_for_backward(q, k, v, out, lse, cu_seqlens)
+    ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
 
 
-def _registered(name: str, form: ModuleType) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The op that takes this form on the CPU."""
+def _registered(name: str, cpu: ModuleType) -> OpOverload[..., tuple[Tensor, Tensor]]:
+    """Register the op that runs this implementation on the CPU."""
     backward_op = register(
-        f"{name}_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor statistics, "
+        f"{name}_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
         "Tensor? cu_seqlens, bool causal, SymInt? window, float? softcap, float scale, bool need_dq, bool need_dk, "
         "bool need_dv) -> (Tensor, Tensor, Tensor)",
         triton=triton_backward.backward,
-        cpu=form.backward,
+        cpu=cpu.backward,
         fake=_fake_backward,
     )
 
@@ -59,15 +59,15 @@ def _registered(name: str, form: ModuleType) -> Callable[..., tuple[Tensor, Tens
         needed = ctx.needs_input_grad[:3]
         if dout is None:
             return (None,) * 8
-        q, k, v, out, statistics, cu_seqlens = ctx.saved_tensors
-        grads = backward_op(dout, q, k, v, out, statistics, cu_seqlens, *ctx.options, *needed)
+        q, k, v, out, lse, cu_seqlens = ctx.saved_tensors
+        grads = backward_op(dout, q, k, v, out, lse, cu_seqlens, *ctx.options, *needed)
         return *(grad if need else None for grad, need in zip(grads, needed, strict=True)), *(None,) * 5
 
     return register(
         f"{name}(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, bool causal, SymInt? window, float? softcap, "
         "float scale) -> (Tensor, Tensor)",
         triton=triton_forward.forward,
-        cpu=form.forward,
+        cpu=cpu.forward,
         fake=_fake_forward,
         backward=gradient,
         setup_context=_save,
@@ -75,7 +75,7 @@ def _registered(name: str, form: ModuleType) -> Callable[..., tuple[Tensor, Tens
 
 
 _attention = _registered("attention", blocked)
-_attention_native = _registered("attention_native", native)
+_attention_cpp = _registered("attention_cpp", cpp)
 
 
 def attention(
@@ -99,7 +99,7 @@ def attention(
         on a GPU the values are not read back, and so not checked.
     softcap: logits become softcap * tanh(logit / softcap).
     scale: D**-0.5 by default.
-    backend: "auto", "flash", "native", "sdpa", "triton" or "blocked"; `attention_backend` says what auto picks.
+    backend: "auto", "flash", "cpp", "sdpa", "triton" or "blocked"; `attention_backend` says what auto picks.
     """
     q, k, v = _prepared(q, k, v, causal, window, cu_seqlens, softcap, scale)
     scale = q.shape[3] ** -0.5 if scale is None else scale
@@ -108,7 +108,7 @@ def attention(
         return backends.sdpa(q, k, v, causal, scale)
     if chosen == "flash":
         return backends.flash(q, k, v, cu_seqlens, causal, window, softcap, scale)
-    op = _attention_native if chosen == "native" else _attention
+    op = _attention_cpp if chosen == "cpp" else _attention
     return op(q, k, v, cu_seqlens, causal, window, softcap, scale)[0]
 
 

@@ -8,7 +8,7 @@ device, by the shared memory of a program:
     narrow  operands held in registers; tiles fit the 99 KiB of sm_86, sm_89 and sm_120 (sm_80 has more)
     AMD     64 KiB, and twice the lanes per warp
 
-float32 has no tensor cores: a thread holds whole rows of a product's operands, which leaves room for few of them.
+float32 has no tensor cores: a thread holds whole rows of a matmul's operands, which leaves space for few of them.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from torch import Tensor
 
 from fasttrain_kernels._registration import shared_memory, warps
 
-_WIDE = 200_000  # bytes of shared memory: between sm_80's 163 KiB and sm_90's 227 KiB
-_AMD = 65_536
+_LARGE_SHARED_MEMORY = 200_000  # bytes: between sm_80's 163 KiB and sm_90's 227 KiB
+_AMD_SHARED_MEMORY = 65_536
 _THREADS = 256  # 128 spill almost everywhere: accumulators and operands of a tile fill their registers
 
 
-class Tile(NamedTuple):
-    """Rows that a program keeps, rows that it loads per step, and what the compiler is told."""
+class TileConfig(NamedTuple):
+    """The rows that a program keeps, the rows that it loads per step, and Triton's launch options."""
 
     own: int
     step: int
     options: dict[str, int]
 
-    def exchanged(self) -> Tile:
+    def swapped(self) -> TileConfig:
         return self._replace(own=self.step, step=self.own)
 
 
-def _tile(q: Tensor, own: int, step: int, num_stages: int = 2) -> Tile:
-    return Tile(own, step, dict(num_warps=warps(_THREADS, q.device), num_stages=num_stages))
+def _tile(q: Tensor, own: int, step: int, num_stages: int = 2) -> TileConfig:
+    return TileConfig(own, step, dict(num_warps=warps(_THREADS, q.device), num_stages=num_stages))
 
 
-def _float32_tile(q: Tensor, block_d: int, own: int) -> Tile:
+def _float32_tile(q: Tensor, block_d: int, own: int) -> TileConfig:
     return _tile(q, own, 32) if block_d <= 64 else _tile(q, 16, 16)
 
 
-def forward_tile(q: Tensor, block_d: int) -> Tile:
-    wide = shared_memory(q.device) >= _WIDE
+def forward_tile(q: Tensor, block_d: int) -> TileConfig:
+    wide = shared_memory(q.device) >= _LARGE_SHARED_MEMORY
     if q.element_size() > 2:
         return _float32_tile(q, block_d, own=64)
     if block_d > 128:
@@ -52,9 +52,9 @@ def forward_tile(q: Tensor, block_d: int) -> Tile:
     return _tile(q, 128, 64, 3 if wide or block_d <= 64 else 2)
 
 
-def query_gradient_tile(q: Tensor, block_d: int, softcap: bool) -> Tile:
-    """With a softcap, tanh lives until its derivative is taken: one more tile of registers."""
-    wide = shared_memory(q.device) >= _WIDE
+def query_gradient_tile(q: Tensor, block_d: int, softcap: bool) -> TileConfig:
+    """Smaller with a softcap: tanh lives until its derivative is taken, one more tile of registers."""
+    wide = shared_memory(q.device) >= _LARGE_SHARED_MEMORY
     if q.element_size() > 2:
         return _float32_tile(q, block_d, own=64)
     if block_d > 128:
@@ -64,26 +64,26 @@ def query_gradient_tile(q: Tensor, block_d: int, softcap: bool) -> Tile:
     return _tile(q, 128, 32 if softcap else 64)
 
 
-def key_gradient_tile(q: Tensor, block_d: int, softcap: bool) -> Tile:
+def key_gradient_tile(q: Tensor, block_d: int, softcap: bool) -> TileConfig:
     memory = shared_memory(q.device)
     if q.element_size() > 2:
         if block_d > 128:
-            return Tile(
+            return TileConfig(
                 16, 16, dict(num_warps=warps(2 * _THREADS, q.device), num_stages=2)
             )  # 256 spill 8 bytes on sm_90
         return _float32_tile(q, block_d, own=32)
     if block_d > 128:
-        return _tile(q, 32, 16 if memory <= _AMD else 32)
+        return _tile(q, 32, 16 if memory <= _AMD_SHARED_MEMORY else 32)
     if block_d > 64:
-        return _tile(q, 128 if memory >= _WIDE else 64, 32)
-    return _tile(q, 128, 64 if memory >= _WIDE and not softcap else 32)
+        return _tile(q, 128 if memory >= _LARGE_SHARED_MEMORY else 64, 32)
+    return _tile(q, 128, 64 if memory >= _LARGE_SHARED_MEMORY and not softcap else 32)
 
 
-def one_query_tile(q: Tensor, block_d: int) -> Tile:
+def one_query_tile(q: Tensor, block_d: int) -> TileConfig:
     """One shape for all kernels, so that their sums over the head dimension are laid out alike."""
     return _tile(q, 1, 4096 // block_d)
 
 
-def delta_tile(q: Tensor) -> Tile:
-    """Square products: 64 rows for the instruction that the gradients' products are made of on sm_90 and sm_100."""
-    return Tile(64, 64, dict(num_warps=warps(128, q.device), num_stages=1))
+def delta_tile(q: Tensor) -> TileConfig:
+    """Square matmuls: 64 rows for the instruction that the gradients' matmuls use on sm_90 and sm_100."""
+    return TileConfig(64, 64, dict(num_warps=warps(128, q.device), num_stages=1))

@@ -3,7 +3,7 @@
     m = max x                               x of a score, and exp: exponentials.py
     l = sum exp(x - m)                      out = sum exp(x - m) / l * v
 
-Saved for backward (layout.empty_statistics): m and 1 / l in float32, m + log2(l) for 16 bits. The running maximum
+Saved for backward (layout.empty_lse): m and 1 / l in float32, m + log2(l) for 16 bits. The running maximum
 starts at a finite number, so that a query that sees nothing produces no NaN: out = 0, and m = inf for backward,
 relative to which every exponential is 0.
 
@@ -17,14 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fasttrain_kernels.attention.exponentials import after, before, scores
+from fasttrain_kernels.attention.exponentials import exponent_factor, score_factor, scores
 from fasttrain_kernels.attention.intervals import block_ranges, edge_block, interval
-from fasttrain_kernels.attention.layout import Problem, addressable, empty_statistics
-from fasttrain_kernels.attention.tile_memory import (
-    add_product,
+from fasttrain_kernels.attention.layout import AttentionProblem, addressable, empty_lse
+from fasttrain_kernels.attention.tile_ops import (
+    inverse_sum_offset,
     load_rows,
-    product_of_rows,
-    second_statistic,
+    matmul_add,
+    matmul_transposed,
     store_rows,
 )
 from fasttrain_kernels.attention.tiles import forward_tile, one_query_tile
@@ -40,24 +40,24 @@ def _fwd_block(
 ):  # fmt: skip
     """One block of keys: the running output, sum and maximum after it."""
     key = load_rows(k, start, k_token, num_keys, N, D, BLOCK_D, MASKED)
-    s = scores(product_of_rows(query, key), SCALE, SOFTCAP, EXACT)
+    s = scores(matmul_transposed(query, key), SCALE, SOFTCAP, EXACT)
     if MASKED:
         j = start + tl.arange(0, N)
         s = tl.where((j[None, :] >= lo[:, None]) & (j[None, :] < hi[:, None]), s, float("-inf"))
-    inner, outer = before(SCALE, SOFTCAP, EXACT), after(SCALE, SOFTCAP, EXACT)
+    inner, outer = score_factor(SCALE, SOFTCAP, EXACT), exponent_factor(SCALE, SOFTCAP, EXACT)
     m_new = tl.maximum(m, tl.max(s, 1) * inner)
     p = tl.exp2((s * inner - m_new[:, None]) * outer)
     decay = tl.exp2((m - m_new) * outer)
     l = l * decay + tl.sum(p, 1)
     value = load_rows(v, start, v_token, num_keys, N, D, BLOCK_D, MASKED)
-    acc = add_product(acc * decay[:, None], p.to(value.dtype), value, EXACT)
+    acc = matmul_add(acc * decay[:, None], p.to(value.dtype), value, EXACT)
     return acc, l, m_new
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_keys", "num_tiles", "stats_head"])
+@triton.jit(do_not_specialize=["num_queries", "num_keys", "num_tiles", "lse_head"])
 def _attention_fwd_kernel(
-    q, k, v, out, stats, documents,
-    q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, out_token, stats_head,
+    q, k, v, out, lse, documents,
+    q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, out_token, lse_head,
     num_queries, num_keys, num_tiles, num_kv_heads, group,
     BACK: tl.constexpr, AHEAD: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr,
     EXACT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -96,12 +96,12 @@ def _attention_fwd_kernel(
     l = tl.where(seen, l, 1.0)
     out += batch * num_queries * out_token + head * D
     store_rows(acc / l[:, None], out, first, out_token, num_queries, M, D, BLOCK_D)
-    stats += head * stats_head + batch * num_queries
+    lse += head * lse_head + batch * num_queries
     if EXACT:
-        tl.store(stats + second_statistic(num_kv_heads * group, stats_head) + row, 1.0 / l, mask=row < num_queries)
+        tl.store(lse + inverse_sum_offset(num_kv_heads * group, lse_head) + row, 1.0 / l, mask=row < num_queries)
     else:
         m += tl.log2(l)
-    tl.store(stats + row, tl.where(seen, m, float("inf")), mask=row < num_queries)
+    tl.store(lse + row, tl.where(seen, m, float("inf")), mask=row < num_queries)
 
 
 def forward(
@@ -114,22 +114,22 @@ def forward(
     softcap: float | None,
     scale: float,
 ) -> tuple[Tensor, Tensor]:  # (B, T_q, H, D), (S, H, B * T_q)
-    """out, and the statistics of its rows, by the Triton kernel."""
+    """Launch the forward kernel; returns out and lse."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    stats = empty_statistics(q)
+    lse = empty_lse(q)
     if out.numel() == 0:
-        return out, stats
-    problem = Problem.of(q, k, cu_seqlens, causal, window, softcap, scale)
+        return out, lse
+    problem = AttentionProblem.of(q, k, cu_seqlens, causal, window, softcap, scale)
     q, k, v = (addressable(problem.stream(x)) for x in (q, k, v))
     tile = one_query_tile(q, problem.block_d) if problem.one_query else forward_tile(q, problem.block_d)
     num_tiles = triton.cdiv(problem.num_queries, tile.own)
     _attention_fwd_kernel[(problem.batch * problem.num_heads * num_tiles,)](
-        *(q, k, v, out, stats, problem.documents),
-        *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], problem.num_heads * problem.head_dim, stats.stride(1)),
+        *(q, k, v, out, lse, problem.documents),
+        *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], problem.num_heads * problem.head_dim, lse.stride(1)),
         *(problem.num_queries, problem.num_keys, num_tiles, problem.num_kv_heads, problem.group),
         **problem.constants,
         M=tile.own,
         N=tile.step,
         **tile.options,
     )
-    return out, stats
+    return out, lse

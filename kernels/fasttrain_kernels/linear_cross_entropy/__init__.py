@@ -1,4 +1,4 @@
-"""The output head's matmul and its cross entropy, without ever holding the logits.
+"""The output head's matmul and its cross entropy, without ever holding all logits.
 
     y      = hidden @ weight.T                      or softcap * tanh(that / softcap)
     lse    = log sum_v exp(y_v)
@@ -15,21 +15,27 @@ per chunk.
 M tokens, H hidden size, V vocabulary.
 
     reference.py  the specification
-    rows.py       chunk of logits -> loss, lse, gradient: a Triton kernel, and its form in plain torch
-    sweep.py      the loop over chunks, with its matmuls
-    ops.py        torch ops, gradients, and the public functions
+    kernels.py    chunk of logits -> loss, lse, gradient: the Triton kernel; launch.py launches it
+    cpu.py        its CPU implementation
+    chunks.py     the chunk rule: how many tokens have their logits in memory at a time
+    chunked.py    the chunked forward, with its matmuls
+    op.py         torch ops, gradients, and the public functions
 """
 
-from fasttrain_kernels.linear_cross_entropy.ops import TokenStats, linear_cross_entropy, linear_cross_entropy_stats
+from fasttrain_kernels.linear_cross_entropy.chunks import LossChunk, loss_chunk
+from fasttrain_kernels.linear_cross_entropy.op import linear_cross_entropy, linear_cross_entropy_stats
 from fasttrain_kernels.linear_cross_entropy.reference import (
+    TokenStats,
     linear_cross_entropy_reference,
     linear_cross_entropy_stats_reference,
 )
 
 __all__ = [
+    "LossChunk",
     "TokenStats",
     "linear_cross_entropy",
     "linear_cross_entropy_reference",
     "linear_cross_entropy_stats",
     "linear_cross_entropy_stats_reference",
+    "loss_chunk",
 ]

@@ -10,13 +10,22 @@ from torch import Tensor
 from fasttrain_kernels._checks import wide
 
 
+class LossOptions(NamedTuple):
+    """The options that define the loss of a token."""
+
+    ignore_index: int
+    z_loss: float
+    label_smoothing: float
+    softcap: float | None
+
+
 class TokenStats(NamedTuple):
-    """What evaluation asks of each token. All zero (and not correct) where the target is ignore_index."""
+    """Per-token results for evaluation. All zero (and not correct) where the target is ignore_index."""
 
     loss: Tensor  # (...) the loss that linear_cross_entropy averages
     lse: Tensor  # (...) log of the softmax's denominator
     entropy: Tensor  # (...) of the predicted distribution, in nats
-    correct: Tensor  # (...) bool: the target has the greatest logit (the lowest index among equals)
+    correct: Tensor  # (...) bool: the target has the largest logit (the lowest index among equals)
 
 
 def linear_cross_entropy_reference(
@@ -56,7 +65,7 @@ def loss_of_logits(
     token_weight: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """What follows the matmul; tests put it behind a matmul of lower precision."""
+    """The loss after the matmul; tests put it behind a matmul of lower precision."""
     logits = _softcapped(logits, softcap)
     loss = _token_loss(logits, target, ignore_index, z_loss, label_smoothing)
     counted = (target != ignore_index).to(loss.dtype)

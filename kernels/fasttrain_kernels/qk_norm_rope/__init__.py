@@ -23,7 +23,7 @@ B batch, T tokens, H heads (Hq, Hk), D dimensions of a head, R rotary dimensions
     reference.py  the specification, and the rotary tables
     kernels.py    the Triton kernels
     launch.py     tiles, grids and launches
-    op.py         the CPU form, the torch ops and the public function
+    op.py         the CPU implementation, the torch ops and the public function
 """
 
 from fasttrain_kernels.qk_norm_rope.op import qk_norm_rope

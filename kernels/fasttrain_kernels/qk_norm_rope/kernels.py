@@ -1,4 +1,4 @@
-"""The kernels: tiles of a few tokens times a few heads times the pairs of a head."""
+"""The Triton kernels: tiles of a few tokens times a few heads times the pairs of a head."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _MAX_HEADS = 8
 
 
 def _layout(Hq: int, Hk: int, D: int, R: int, interleaved: bool, tile: int) -> dict[str, Any]:
-    """How heads are cut into tiles: TOKENS x HEADS heads, each of HALF pairs (padded)."""
+    """The split of heads into tiles: TOKENS x HEADS heads, each of HALF pairs (padded)."""
     half = triton.next_power_of_2(triton.cdiv(D, 2))
     rows = max(1, tile // (2 * half))
     # q and k share one HEADS, so that cos and sin are laid out over lanes once. The largest that pads few lanes.
@@ -99,7 +99,7 @@ def backward(
     layout = _layout(Hq, Hk, D, 2 * cos.shape[1], interleaved, _BACKWARD_TILE)
     num_weights = wanted[2] + wanted[3]
     P = triton.cdiv(B * T, layout["TOKENS"])
-    if num_weights:  # programs that stay keep the partial sums few
+    if num_weights:  # a persistent kernel keeps the partial sums few
         P = min(P, _BACKWARD_PROGRAMS_PER_SM * multiprocessor_count(cos.device))
     partials = torch.empty((num_weights, P, D), dtype=torch.float32, device=cos.device)
     _qk_norm_rope_bwd_kernel[(P,)](

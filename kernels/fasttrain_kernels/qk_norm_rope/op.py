@@ -1,4 +1,4 @@
-"""The CPU form, the registered torch ops, and the public function."""
+"""The CPU implementation, the registered torch ops, and the public function."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 def _gradients(ctx: Any, dq_out: Tensor | None, dk_out: Tensor | None) -> tuple[Tensor | None, ...]:
     needs = ctx.needs_input_grad
-    # An output that nobody used comes without a gradient, and gives none to its inputs.
+    # An unused output comes without a gradient, and gives none to its inputs.
     wanted = [needs[i] and dout is not None for i, dout in enumerate((dq_out, dk_out, dq_out, dk_out))]
     if not any(wanted):
         return (None,) * 9

@@ -1,4 +1,4 @@
-"""Proof of Triton kernels without a GPU: numbers, memory traffic, and accuracy against a reference."""
+"""Tests of Triton kernels without a GPU: numbers, memory traffic, and accuracy against a reference."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -1,23 +1,22 @@
-"""How far is an op from the truth, and is that as close as plain PyTorch gets in the same dtype?
+"""The error of an op against the truth, with the error of eager PyTorch in the same dtype as tolerance.
 
-The truth is the op's reference in float64. The allowance is not a constant but the error of eager PyTorch in the same
-dtype:
+The truth is the op's reference in float64. The tolerance is not a constant but calibrates itself:
 
     error(op) <= 2 * error(eager) + eps(dtype) * max|truth|
 
 The last term is one rounding of the largest value, for outputs that eager happens to hit exactly. Gradients are taken
 with non-uniform upstream gradients, the same for all three.
 
-An error is the greatest of a tensor, and where one rounding decides it, eager is lucky or not: against itself, with its
-sums in another order, it would often fail. Over many seeds luck averages out, and no rounding has to be added. Two
-means over seeds, of which either must be within twice eager's:
+An error is the max over a tensor, and where one rounding decides it, eager may be lucky: against itself, with its sums
+in another order, it would often fail. Over many seeds luck averages out, and no rounding has to be added. Two means
+over seeds must both be within twice eager's:
 
     root mean square of the errors      sees a seed that is far worse than the others; one such seed hides those
     geometric mean of error / eager's   sees what most seeds have in common; hides one bad seed
 
-In the second, errors below half a unit in the last place of the greatest value count as that: no result that is rounded
-has less. The greatest error over all seeds would be one rounding of one seed, and a mean over elements would forgive a
-bad row in a thousand. Several eager forms, which differ in their order of summation, are more samples of eager.
+In the second, errors below half a unit in the last place of the largest value count as that: no rounded result has
+less. The max error over all seeds would be one rounding of one seed, and a mean over elements would forgive a
+bad row in a thousand. Several eager implementations, which differ in their order of summation, are more samples.
 """
 
 from __future__ import annotations
@@ -35,30 +34,32 @@ FACTOR = 2.0
 
 @dataclass(frozen=True)
 class Comparison:
-    """One output or gradient: its greatest absolute error, and the allowance."""
+    """One output or gradient: its max absolute error, and the tolerance."""
 
     name: str
     error: float
     eager_error: float
-    allowed: float
+    tolerance: float
 
     @property
     def ok(self) -> bool:
-        return self.error <= self.allowed  # False for NaN
+        return self.error <= self.tolerance  # False for NaN
 
     def __str__(self) -> str:
-        mark = "ok" if self.ok else "WRONG"
-        return f"{self.name}: error {self.error:.3g}, eager {self.eager_error:.3g}, allowed {self.allowed:.3g}: {mark}"
+        mark = "OK" if self.ok else "FAILED"
+        return (
+            f"{self.name}: error {self.error:.3g}, eager {self.eager_error:.3g}, tolerance {self.tolerance:.3g}: {mark}"
+        )
 
 
 @dataclass(frozen=True)
 class ComparisonOverSeeds(Comparison):
-    """Root mean squares over seeds, the geometric mean of their ratios, and how the seeds would have fared alone."""
+    """Root mean squares over seeds, the geometric mean of their ratios, and the results of single seeds."""
 
     typical: float  # geometric mean over seeds of error / eager_error
     seeds: int
-    alone_over: int  # seeds that exceed what `compare` allows with the first eager form
-    alone_worst: float  # greatest share of that allowance; 1 is the limit
+    failed_seeds: int  # seeds out of the tolerance of `compare` with the first eager implementation
+    worst_seed: float  # the largest error of a seed, as a share of that tolerance
 
     @property
     def ratio(self) -> float:
@@ -67,10 +68,10 @@ class ComparisonOverSeeds(Comparison):
 
     @property
     def ok(self) -> bool:
-        return self.error <= self.allowed and self.typical <= FACTOR  # False for NaN
+        return self.error <= self.tolerance and self.typical <= FACTOR  # False for NaN
 
     def __str__(self) -> str:
-        return f"{super().__str__()} (over {self.seeds} seeds; typically {self.typical:.2f} times eager's)"
+        return f"{super().__str__()} (over {self.seeds} seeds; geometric mean {self.typical:.2f} times eager's)"
 
 
 def compare(
@@ -81,7 +82,7 @@ def compare(
     eager: Callable[..., Any] | None = None,  # default: the reference in the inputs' dtype
     seed: int = 0,
 ) -> list[Comparison]:
-    """Outputs and gradients of `op` against `reference` in float64, each with eager's error as the measure."""
+    """Outputs and gradients of `op` against `reference` in float64, each with a tolerance from eager's error."""
     truth = _outputs_and_gradients(reference, _as_double(inputs), seed)
     ours = _outputs_and_gradients(op, _fresh(inputs), seed)
     plain = _outputs_and_gradients(eager or reference, _fresh(inputs), seed)
@@ -97,7 +98,7 @@ def assert_accurate(
     eager: Callable[..., Any] | None = None,
     seed: int = 0,
 ) -> None:
-    """Raise AssertionError with every output and gradient that is less accurate than `compare` allows."""
+    """Raise AssertionError with every output and gradient that is out of tolerance."""
     wrong = [c for c in compare(op, reference, inputs, eager=eager, seed=seed) if not c.ok]
     assert not wrong, "; ".join(map(str, wrong))
 
@@ -108,10 +109,10 @@ def compare_over_seeds(
     inputs: Callable[[], dict[str, Any]],  # drawn from torch's generator, anew for each seed
     *,
     seeds: Iterable[int],
-    eager: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,  # one form, or several orders of summation
+    eager: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,  # one, or several orders of summation
 ) -> list[ComparisonOverSeeds]:
-    """As `compare`, with the errors of all seeds together, and nothing but twice eager's allowed."""
-    forms = [reference] if eager is None else [eager] if callable(eager) else list(eager)
+    """Compare over all seeds together, with twice eager's error as tolerance and nothing added."""
+    eagers = [reference] if eager is None else [eager] if callable(eager) else list(eager)
     results: dict[str, list[_Seed]] = {}
     for seed in seeds:
         with torch.random.fork_rng(devices=[]):
@@ -119,10 +120,10 @@ def compare_over_seeds(
             drawn = inputs()
         truth = _outputs_and_gradients(reference, _as_double(drawn), seed)
         ours = _outputs_and_gradients(op, _fresh(drawn), seed)
-        plain = [_outputs_and_gradients(form, _fresh(drawn), seed) for form in forms]
+        plain = [_outputs_and_gradients(function, _fresh(drawn), seed) for function in eagers]
         assert ours.keys() == truth.keys(), f"the op gives {', '.join(ours)}; the reference gives {', '.join(truth)}"
         for name in truth:
-            against = [_comparison(name, ours[name], form[name], truth[name]) for form in plain]
+            against = [_comparison(name, ours[name], one[name], truth[name]) for one in plain]
             eager_error = _root_mean_square([alone.eager_error for alone in against])
             results.setdefault(name, []).append(_Seed(against[0], eager_error, _floor(ours[name], truth[name])))
     return [_over_seeds(name, of_seeds) for name, of_seeds in results.items()]
@@ -136,14 +137,14 @@ def assert_accurate_over_seeds(
     seeds: Iterable[int],
     eager: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
 ) -> None:
-    """Raise AssertionError with every output and gradient that is less accurate than `compare_over_seeds` allows."""
+    """Raise AssertionError with every output and gradient that is out of tolerance over the seeds."""
     wrong = [c for c in compare_over_seeds(op, reference, inputs, seeds=seeds, eager=eager) if not c.ok]
     assert not wrong, "; ".join(map(str, wrong))
 
 
 class _Seed(NamedTuple):
     alone: Comparison
-    eager_error: float  # of all forms
+    eager_error: float  # of all eager implementations
     floor: float
 
     @property
@@ -159,11 +160,11 @@ def _over_seeds(name: str, seeds: list[_Seed]) -> ComparisonOverSeeds:
         name=name,
         error=_root_mean_square([one.error for one in alone]),
         eager_error=eager_error,
-        allowed=FACTOR * eager_error,
+        tolerance=FACTOR * eager_error,
         typical=math.prod(seed.ratio ** (1 / len(seeds)) for seed in seeds),
         seeds=len(seeds),
-        alone_over=sum(not one.ok for one in alone),
-        alone_worst=max(one.error / one.allowed if one.allowed else 0.0 for one in alone),
+        failed_seeds=sum(not one.ok for one in alone),
+        worst_seed=max(one.error / one.tolerance if one.tolerance else 0.0 for one in alone),
     )
 
 
@@ -172,24 +173,24 @@ def _root_mean_square(errors: list[float]) -> float:
 
 
 def _floor(ours: Tensor, truth: Tensor) -> float:
-    """Half a unit in the last place of the greatest value."""
-    return torch.finfo(ours.dtype).eps / 2 * _greatest(truth) if ours.is_floating_point() else 0.0
+    """Half a unit in the last place of the largest value."""
+    return torch.finfo(ours.dtype).eps / 2 * _max_abs(truth) if ours.is_floating_point() else 0.0
 
 
 def _comparison(name: str, ours: Tensor, plain: Tensor, truth: Tensor) -> Comparison:
     assert ours.shape == truth.shape, f"{name} has shape {tuple(ours.shape)}, expected {tuple(truth.shape)}"
     assert ours.dtype == plain.dtype, f"{name} has dtype {ours.dtype}, expected {plain.dtype}"
-    eager_error = _greatest(plain.double() - truth.double())
+    eager_error = _max_abs(plain.double() - truth.double())
     eps = torch.finfo(ours.dtype).eps if ours.is_floating_point() else 0.0
     return Comparison(
         name=name,
-        error=_greatest(ours.double() - truth.double()),
+        error=_max_abs(ours.double() - truth.double()),
         eager_error=eager_error,
-        allowed=FACTOR * eager_error + eps * _greatest(truth),
+        tolerance=FACTOR * eager_error + eps * _max_abs(truth),
     )
 
 
-def _greatest(x: Tensor) -> float:
+def _max_abs(x: Tensor) -> float:
     return x.double().abs().max().item() if x.numel() else 0.0  # max propagates NaN
 
 

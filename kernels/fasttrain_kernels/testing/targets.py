@@ -88,7 +88,7 @@ TARGETS: dict[str, Target] = {
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How many blocks and warps of a kernel an SM holds at once, of how many warps, and what keeps it from more."""
+    """The blocks and warps of a kernel that an SM holds at once, and what limits them."""
 
     blocks: int
     warps: int

@@ -9,8 +9,8 @@ import pytest
 
 from fasttrain.cli.doctor import main
 from fasttrain.tools.doctor import examine as speed
-from fasttrain_kernels import native
-from fasttrain_kernels.testing import tour
+from fasttrain_kernels import cpp
+from fasttrain_kernels.testing import self_check
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def test_all_sections_and_what_is_measured(tmp_path, capsys):
     lines = printed.splitlines()
     sections = ["hardware", "limits", "software", "environment", "a run will use", "ops", "disk", "speed"]
     assert [line for line in lines if line in sections] == sections
-    for case in tour.CASES:
+    for case in self_check.CASES:
         assert f"  {case.name:<24} CPU, float32: OK (" in printed
     for figure in ("matmul float32", "matmul bfloat16", "memory", "write"):
         assert any(line.startswith(f"  {figure}") for line in lines)
@@ -47,31 +47,31 @@ def test_json_and_quick(tmp_path, capsys):
     assert "matmul float32" not in findings
     assert findings["device"]["value"] == "cpu (parallel.device is auto)"
     assert findings["precision"]["value"].startswith("fp32")
-    assert findings["attention"]["value"] == "native"
+    assert findings["attention"]["value"] == "cpp"
     assert set(findings["processor"]) == {"section", "name", "value", "level", "remedy", "figure", "unit"}
 
 
 def test_attention_without_a_compiler(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(native, "missing", lambda: "there is no C++ compiler (g++)")
+    monkeypatch.setattr(cpp, "missing", lambda: "there is no C++ compiler (g++)")
     code, findings, _ = answer(capsys, "--out", str(tmp_path), "--quick")
     assert code == 0
-    assert findings["attention"]["value"] == "blocked (native: there is no C++ compiler (g++); sdpa: cu_seqlens)"
+    assert findings["attention"]["value"] == "blocked (cpp: there is no C++ compiler (g++); sdpa: cu_seqlens)"
     assert findings["attention"]["level"] == "missing"
     assert findings["attention"]["remedy"].startswith("apt-get install g++")
     _, findings, _ = answer(capsys, "--out", str(tmp_path), "--quick", "--parallel.precision", "bf16")
-    assert findings["attention"]["value"].startswith("blocked (native: dtype torch.bfloat16: it takes float32")
+    assert findings["attention"]["value"].startswith("blocked (cpp: dtype torch.bfloat16: it takes float32")
     assert findings["attention"]["level"] == "ok"  # a compiler would not help
 
 
 def test_a_wrong_op_and_one_that_fails(tmp_path, capsys, monkeypatch):
-    cases = {case.name: case for case in tour.CASES}
+    cases = {case.name: case for case in self_check.CASES}
 
     def fails(**_):
         raise RuntimeError("no kernel image is available for execution on the device\nCompile with ...")
 
     wrong = dataclasses.replace(cases["swiglu"], op=lambda gate, up: cases["swiglu"].op(gate, up) * 1.1)
     failing = dataclasses.replace(cases["rms_norm"], op=fails)
-    monkeypatch.setattr(tour, "CASES", [wrong, failing, cases["add_rms_norm"]])
+    monkeypatch.setattr(self_check, "CASES", [wrong, failing, cases["add_rms_norm"]])
     code, findings, broken = answer(capsys, "--out", str(tmp_path), "--quick")
     assert (code, broken) == (1, ["swiglu", "rms_norm"])
     assert findings["swiglu"]["value"].startswith("CPU, float32: output 0: error 0.")

@@ -90,7 +90,7 @@ def test_what_is_costly_is_computed_again_only_if_everything_is(recompute, again
     """Products, ours and torch's, and attention."""
     module = sys.modules["fasttrain_kernels.linear"]
     monkeypatch.setattr(module, "_is_ours", lambda *_: ours)
-    monkeypatch.setattr(module, "multiply", lambda a, b, out: torch.mm(a, b, out=out))
+    monkeypatch.setattr(module, "matmul_out", lambda a, b, out: torch.mm(a, b, out=out))
     model = Decoder(
         ModelConfig(layers=LAYERS, hidden=16, heads=2, kv_heads=2, head_dim=8, ffn=16), vocab=64, sequence=8
     )
@@ -100,7 +100,7 @@ def test_what_is_costly_is_computed_again_only_if_everything_is(recompute, again
     tokens = torch.randint(64, (1, 8))
     with Ops() as called:
         model(tokens, tokens).loss_sum.backward()
-    products = called.counts["product"] if ours else called.counts["mm"]
+    products = called.counts["matmul"] if ours else called.counts["mm"]
     assert products == LAYERS * 4 * (3 + again)
-    attention = {name: count for name, count in called.counts.items() if name.startswith("attention_native")}
-    assert attention == {"attention_native": LAYERS * (1 + again), "attention_native_backward": LAYERS}
+    attention = {name: count for name, count in called.counts.items() if name.startswith("attention_cpp")}
+    assert attention == {"attention_cpp": LAYERS * (1 + again), "attention_cpp_backward": LAYERS}

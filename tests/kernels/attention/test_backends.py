@@ -1,4 +1,4 @@
-"""Who computes: what auto picks, what each backend refuses and why, and how the two that are not ours are called."""
+"""The choice of a backend: what auto picks, what each refuses and why, and the calls of the two that are not ours."""
 
 import dataclasses
 import sys
@@ -7,6 +7,7 @@ import types
 import pytest
 import torch
 
+from fasttrain_kernels import cpp
 from fasttrain_kernels.attention import (
     attention,
     attention_backend,
@@ -51,9 +52,9 @@ PLAIN = Request(
         (dict(device="cpu", num_queries=3), "blocked"),
         (dict(device="cpu", head_dim=512, softcap=1.0), "blocked"),
         (dict(device="cpu", kernels_on_cpu=True), "triton"),
-        (dict(device="cpu", dtype=torch.float32), "native"),
-        (dict(device="cpu", dtype=torch.float32, window=8, documents=True, head_dim=512), "native"),
-        (dict(device="cpu", dtype=torch.float32, num_queries=3), "native"),
+        (dict(device="cpu", dtype=torch.float32), "cpp"),
+        (dict(device="cpu", dtype=torch.float32, window=8, documents=True, head_dim=512), "cpp"),
+        (dict(device="cpu", dtype=torch.float32, num_queries=3), "cpp"),
         (dict(device="cpu", dtype=torch.float32, num_queries=1), "sdpa"),
         (dict(device="cpu", dtype=torch.float32, softcap=30.0), "blocked"),
         (dict(device="cpu", dtype=torch.float64), "sdpa"),
@@ -68,12 +69,12 @@ def test_auto_without_flash_attn(change, expected):
     ("change", "expected"), [({}, "sdpa"), (dict(num_queries=3), "blocked"), (dict(documents=True), "blocked")]
 )
 def test_auto_without_a_compiler(change, expected, monkeypatch):
-    monkeypatch.setattr(backends.native, "missing", lambda: "g++ cannot compile: struct { int x }")
+    monkeypatch.setattr(cpp, "missing", lambda: "g++ cannot compile: struct { int x }")
     request = dataclasses.replace(PLAIN, device="cpu", dtype=torch.float32, **change)
     assert choose(request, "auto") == expected
-    assert explain(request)["native"] == "g++ cannot compile: struct { int x }"
-    with pytest.raises(ValueError, match=r'"native" cannot do this \(g\+\+ cannot compile'):
-        choose(request, "native")
+    assert explain(request)["cpp"] == "g++ cannot compile: struct { int x }"
+    with pytest.raises(ValueError, match=r'"cpp" cannot do this \(g\+\+ cannot compile'):
+        choose(request, "cpp")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_explain_says_why_not():
     reasons = explain(dataclasses.replace(PLAIN, window=8, dtype=torch.float32))
     assert reasons == {
         "flash": "dtype torch.float32: it takes bfloat16 and float16",
-        "native": "device cuda: it runs on CPUs",
+        "cpp": "device cuda: it runs on CPUs",
         "sdpa": "window=8",
         "triton": "ok",
         "blocked": "device cuda: it runs on CPUs",
@@ -137,22 +138,22 @@ def test_explain_says_why_not():
         ),
         (
             dict(device="cpu", dtype=torch.float32, softcap=2.0),
-            "native",
-            'attention: backend "native" cannot do this (softcap=2.0); backends that can: blocked',
+            "cpp",
+            'attention: backend "cpp" cannot do this (softcap=2.0); backends that can: blocked',
         ),
         (
             dict(device="cpu"),
-            "native",
-            'attention: backend "native" cannot do this (dtype torch.bfloat16: it takes float32); backends that can: '
+            "cpp",
+            'attention: backend "cpp" cannot do this (dtype torch.bfloat16: it takes float32); backends that can: '
             "sdpa, blocked",
         ),
         (
             dict(device="cpu", dtype=torch.float32, num_queries=1),
-            "native",
-            'attention: backend "native" cannot do this (one query: there is nothing to share); backends that can: '
+            "cpp",
+            'attention: backend "cpp" cannot do this (a single query: there is no work to share); backends that can: '
             "sdpa, blocked",
         ),
-        ({}, "cudnn", 'attention: backend "cudnn" is unknown; choose from auto, flash, native, sdpa, triton, blocked'),
+        ({}, "cudnn", 'attention: backend "cudnn" is unknown; choose from auto, flash, cpp, sdpa, triton, blocked'),
     ],
 )
 def test_asking_for_the_impossible_is_an_error(change, backend, message):
@@ -170,7 +171,7 @@ def test_nobody_can():
 
 def test_the_public_functions_answer_for_tensors(make):
     inputs = make(queries=8)
-    assert attention_backend(**inputs) == attention_backend(**inputs, window=3) == "native"
+    assert attention_backend(**inputs) == attention_backend(**inputs, window=3) == "cpp"
     assert attention_backend(**inputs, softcap=3.0) == "blocked"
     assert explain_attention_backend(**inputs, window=3)["sdpa"] == "window=3"
     with interpret():
@@ -238,7 +239,7 @@ def test_flash_attn_is_asked_for_the_same_thing(options, window_size, documents,
     inputs = make(batch=2, queries=200)
     cu_seqlens = cu_seqlens if documents else None
     asked = dict(softcap=None) | options
-    out = backends.flash(*inputs.values(), cu_seqlens=cu_seqlens, scale=0.3, **asked)
+    out = backends.flash(**inputs, cu_seqlens=cu_seqlens, scale=0.3, **asked)
     torch.testing.assert_close(out, attention_reference(**inputs, cu_seqlens=cu_seqlens, scale=0.3, **asked))
     assert stub.seen["window_size"] == window_size
     assert stub.seen["causal"] == options["causal"]

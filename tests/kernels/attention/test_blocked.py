@@ -1,4 +1,4 @@
-"""The CPU form against the specification, in float64, and the memory that it saves."""
+"""The CPU implementation against the specification, in float64, and the memory that it saves."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def gradients(function, inputs, options):
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(problem=problems(), block=st.sampled_from([1, 7, 128]))
-def test_blocked_form_is_the_reference(problem, block):
+def test_blocked_attention_is_the_reference(problem, block):
     inputs, options = problem
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocked, "_BLOCK", block)
@@ -60,12 +60,12 @@ def test_kernels_are_the_reference_for_any_options(problem):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_blocked_form_is_as_accurate_as_eager(dtype, make, cu_seqlens, eager):
+def test_blocked_attention_is_as_accurate_as_eager(dtype, make, cu_seqlens, eager):
     inputs = make(batch=2, queries=200, heads=3, dtype=dtype) | dict(cu_seqlens=cu_seqlens, softcap=3.0)
     assert_accurate(attention, attention_reference, inputs, eager=eager)
 
 
-def test_blocked_form_holds_blocks_of_scores():
+def test_blocked_attention_holds_blocks_of_scores():
     class Largest(TorchDispatchMode):
         elements = 0
 
@@ -77,6 +77,6 @@ def test_blocked_form_holds_blocks_of_scores():
 
     q, k, v = (torch.randn(1, 1024, 2, 16) for _ in range(3))
     with Largest() as largest:  # the ops' own code, below dispatch
-        out, statistics = blocked.forward(q, k, v, None, True, None, None, 0.25)
-        blocked.backward(q, q, k, v, out, statistics, None, True, None, None, 0.25, True, True, True)
+        out, lse = blocked.forward(q, k, v, None, True, None, None, 0.25)
+        blocked.backward(q, q, k, v, out, lse, None, True, None, None, 0.25, True, True, True)
     assert largest.elements <= 2 * 128 * 1024

@@ -60,7 +60,7 @@ def test_the_kernel_finds_the_same_documents(lengths):
 
 @pytest.mark.parametrize("context", [interpret, contextlib.nullcontext])
 def test_wrong_documents_cannot_lead_outside_the_tensors(context):
-    """On a GPU nobody reads the values, so that they must do no harm."""
+    """A GPU does not check the values, so they must do no harm."""
     with context():
         bounds = document_bounds(torch.tensor([3, -5, 900], dtype=torch.int32), 8)
     assert bounds.min() >= 0

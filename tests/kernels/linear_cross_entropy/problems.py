@@ -1,6 +1,7 @@
-"""Inputs of linear_cross_entropy, and how its results are judged."""
+"""Inputs of linear_cross_entropy, and checks of its results."""
 
 import contextlib
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,9 @@ from tests.kernels.numbers import eager
 from tests.kernels.numbers.cases import in_four_orders
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-FORMS = {"triton": interpret, "cpu": contextlib.nullcontext}
-both_forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-OPTIONS = [
+IMPLEMENTATIONS: dict[str, Any] = {"triton": interpret, "cpu": contextlib.nullcontext}
+both_implementations = pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
+OPTIONS: list[dict[str, Any]] = [
     dict(),
     dict(z_loss=0.1),
     dict(label_smoothing=0.2),
@@ -51,7 +52,7 @@ def check(inputs):
 
 
 def check_over_seeds(*shape, **options):
-    """Of problem(*shape, **options): with few tokens in float32, a single seed may be one rounding, or none."""
+    """Check problem(*shape, **options): with few tokens in float32, a single seed may be one rounding, or none."""
     assert_accurate_over_seeds(
         linear_cross_entropy,
         linear_cross_entropy_reference,

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fasttrain_kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_stats, ops, sweep
+from fasttrain_kernels.linear_cross_entropy import chunked, linear_cross_entropy, linear_cross_entropy_stats, op
 from fasttrain_kernels.testing import interpret
-from tests.kernels.linear_cross_entropy.problems import both_forms, gradients, problem
+from tests.kernels.linear_cross_entropy.problems import both_implementations, gradients, problem
 
 
-@both_forms
-def test_trap_2_every_output_is_written(form, short_chunks):
+@both_implementations
+def test_trap_2_every_output_is_written(implementation, short_chunks):
     """interpret() fills what empty() returns with NaN; no NaN may survive, padding of odd vocabularies included."""
-    with form():
+    with implementation():
         results = [
             *gradients(linear_cross_entropy, problem(70, 8, 33)),
             *gradients(linear_cross_entropy, problem(70, 8, 33, reduction="none"), torch.ones(70)),
@@ -21,22 +21,22 @@ def test_trap_2_every_output_is_written(form, short_chunks):
     assert not any(result.isnan().any() for result in results)
 
 
-@both_forms
+@both_implementations
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_trap_3_upstream_gradients_are_not_written(form, reduction):
+def test_trap_3_upstream_gradients_are_not_written(implementation, reduction):
     inputs = problem(5, 8, 20, reduction=reduction)
     upstream = torch.full((5,), 2.0) if reduction == "none" else torch.tensor(2.0)
-    with form():
+    with implementation():
         gradients(linear_cross_entropy, inputs, upstream)
     assert upstream.eq(2).all()
 
 
-@both_forms
-def test_trap_5_gradient_of_a_sure_target_survives_bf16(form):
+@both_implementations
+def test_trap_5_gradient_of_a_sure_target_survives_bf16(implementation):
     """p = 0.9991 is 1.0 in bf16: rounded before 1 is subtracted, the gradient would vanish."""
     hidden = torch.full((1, 1), 3.5, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.tensor([[1.0], [-1.0]], dtype=torch.bfloat16, requires_grad=True)
-    with form():
+    with implementation():
         _, dhidden, _ = gradients(linear_cross_entropy, dict(hidden=hidden, weight=weight, target=torch.tensor([0])))
     expected = -2 * torch.sigmoid(torch.tensor(-7.0))
     torch.testing.assert_close(dhidden.float().squeeze(), expected, rtol=1e-2, atol=0)
@@ -52,13 +52,15 @@ class ForbidSync(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_trap_7_the_kernel_path_never_syncs(dtype):
     inputs = problem(5, 8, 20, dtype, token_weight=True)
-    tensors = [inputs[k].detach() for k in ("hidden", "weight", "target", "token_weight")]
+    hidden, weight, target, token_weight = tensors = tuple(
+        inputs[k].detach() for k in ("hidden", "weight", "target", "token_weight")
+    )
     options = (-100, 0.1, 0.1, 5.0)
     with interpret(), ForbidSync():
-        ops._forward(*tensors, *options, True, True, True, use_triton=True)
-        ops._tokens(*tensors, *options, use_triton=True)
-        ops._tokens_backward(torch.ones(5), *tensors, *options, True, True, use_triton=True)
-        ops._stats(*tensors[:3], *options, use_triton=True)
+        op._forward(hidden, weight, target, token_weight, *options, True, True, True, use_triton=True)
+        op._tokens(*tensors, *options, use_triton=True)
+        op._tokens_backward(torch.ones(5), *tensors, *options, True, True, use_triton=True)
+        op._stats(*tensors[:3], *options, use_triton=True)
 
 
 def test_trap_8_dtensors_are_rejected():
@@ -70,9 +72,9 @@ def test_trap_8_dtensors_are_rejected():
             linear_cross_entropy(**inputs | {name: wrapped})
 
 
-@both_forms
+@both_implementations
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_trap_12_strides_do_not_matter(form, reduction):
+def test_trap_12_strides_do_not_matter(implementation, reduction):
     options = dict(reduction=reduction)
     embedding = torch.randn(16, 37, requires_grad=True)  # a tied head held transposed
     hidden = torch.randn(1, 16).expand(6, 16).requires_grad_()
@@ -83,18 +85,18 @@ def test_trap_12_strides_do_not_matter(form, reduction):
     for h in (hidden, every_other, columns):
         strided = dict(hidden=h, weight=embedding.t(), target=target)
         dense = {name: value.detach().contiguous().requires_grad_(name != "target") for name, value in strided.items()}
-        with form():
+        with implementation():
             actual = gradients(linear_cross_entropy, strided | options, upstream)
             expected = gradients(linear_cross_entropy, dense | options, upstream.contiguous())
         for a, b in zip(actual, expected, strict=True):
             torch.testing.assert_close(a, b)
 
 
-@both_forms
+@both_implementations
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_trap_16_empty_tensors(form, reduction):
+def test_trap_16_empty_tensors(implementation, reduction):
     inputs = problem((2, 0), 8, 20, reduction=reduction)
-    with form():
+    with implementation():
         loss, dhidden, dweight = gradients(
             linear_cross_entropy, inputs, torch.ones(2, 0) if reduction == "none" else None
         )
@@ -113,8 +115,13 @@ def test_hidden_size_zero():
 @pytest.mark.parametrize("frozen", ["hidden", "weight"])
 def test_trap_17_a_frozen_operand_costs_no_matmul(frozen, reduction, monkeypatch):
     shapes = []
-    matmul = sweep._matmul
-    monkeypatch.setattr(sweep, "_matmul", lambda a, b, **k: (shapes.append(tuple(k["out"].shape)), matmul(a, b, **k)))
+    matmul = chunked._matmul
+
+    def counted(a, b, *, out, accumulate=False):
+        shapes.append(tuple(out.shape))
+        matmul(a, b, out=out, accumulate=accumulate)
+
+    monkeypatch.setattr(chunked, "_matmul", counted)
     inputs = problem(5, 8, 20, reduction=reduction)
     inputs[frozen] = inputs[frozen].detach()
     gradients(linear_cross_entropy, inputs, torch.ones(5) if reduction == "none" else None)

@@ -30,7 +30,7 @@ class Case:
     seeds: int = SEEDS  # in float32
 
     def arguments(self, dtype: torch.dtype) -> dict[str, Any]:
-        """Of compare_over_seeds."""
+        """The arguments of compare_over_seeds."""
         exact = dtype == torch.float32
         return dict(
             reference=self.reference,
@@ -76,13 +76,13 @@ def undecided(dtype, queries=40, keys=40, dim=16):
 
 
 def documents(dtype):
-    """Of length 3, 0, 37, 1, 34 and 25, across the borders of blocks and of the batch."""
+    """Documents of 3, 0, 37, 1, 34 and 25 tokens, across the borders of blocks and of the batch."""
     return qkv(dtype, batch=2, size=3.0, cu_seqlens=torch.tensor([0, 3, 3, 40, 41, 75, 100]).int())
 
 
 def attention(inputs, seeds=SEEDS, **options):
-    forms = in_four_orders(eager.attention)
-    return Case(ft.attention, ft.attention_reference, forms, partial(inputs, **options), seeds)
+    eagers = in_four_orders(eager.attention)
+    return Case(ft.attention, ft.attention_reference, eagers, partial(inputs, **options), seeds)
 
 
 ATTENTION = {

@@ -56,7 +56,7 @@ def linear_cross_entropy(hidden, weight, target, *, token_weight=None, order=Non
 
 
 def linear_cross_entropy_stats(hidden, weight, target, **options):
-    """Statistics of the same logits: the product with a unit matrix is exact."""
+    """Stats of the same logits: the matmul with a unit matrix is exact."""
     logits = wide(F.linear(hidden, weight))
     return linear_cross_entropy_stats_reference(logits, torch.eye(len(weight)), target, **options)
 

@@ -11,7 +11,7 @@ parser.add_argument("--seeds", type=int)
 parser.add_argument("--case", default="")
 options = parser.parse_args()
 print(
-    "Root mean square and typical; 2 is the limit. Alone: seeds above a single seed's allowance, and the worst share."
+    "Root mean square and geometric mean; 2 is the limit. Alone: seeds out of tolerance by themselves, and the worst."
 )
 for name, case in CASES.items():
     if options.case not in name:
@@ -25,7 +25,7 @@ for name, case in CASES.items():
             found = compare_over_seeds(case.op, **arguments)
         ratios = " ".join(f"{c.name.replace('output ', 'out')} {c.ratio:.2f} {c.typical:.2f}" for c in found)
         alone = (
-            f"alone {max(c.alone_over for c in found)} of {found[0].seeds} ({max(c.alone_worst for c in found):.2g})"
+            f"alone {max(c.failed_seeds for c in found)} of {found[0].seeds} ({max(c.worst_seed for c in found):.2g})"
         )
-        wrong = "" if all(c.ok for c in found) else "  WRONG"
+        wrong = "" if all(c.ok for c in found) else "  FAILED"
         print(f"{name}, {label}: {ratios}; {alone}; {time.process_time() - start:.1f} s{wrong}", flush=True)

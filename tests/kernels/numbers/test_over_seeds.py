@@ -30,12 +30,12 @@ def test_cpu_forms_are_as_accurate_as_eager(case, dtype):
     assert_accurate_over_seeds(op, **case.arguments(dtype))
 
 
-NATIVE = {name: case for name, case in ATTENTION.items() if "softcap" not in name and "one query" not in name}
+CPP = {name: case for name, case in ATTENTION.items() if "softcap" not in name and "one query" not in name}
 
 
-@pytest.mark.parametrize("case", NATIVE.values(), ids=NATIVE)
-def test_native_form_is_as_accurate_as_eager(case):
-    assert_accurate_over_seeds(partial(attention, backend="native"), **case.arguments(torch.float32))
+@pytest.mark.parametrize("case", CPP.values(), ids=CPP)
+def test_cpp_implementation_is_as_accurate_as_eager(case):
+    assert_accurate_over_seeds(partial(attention, backend="cpp"), **case.arguments(torch.float32))
 
 
 SUMS = ATTENTION | {name: CASES[name] for name in ("rms_norm (3, 1000)", "linear_cross_entropy, all options")}
@@ -44,9 +44,9 @@ SUMS = ATTENTION | {name: CASES[name] for name in ("rms_norm (3, 1000)", "linear
 @pytest.mark.parametrize("case", SUMS.values(), ids=SUMS)
 def test_the_measure_is_fair(case):
     """Eager with its sums in one order, measured by the other orders: also where one rounding decides."""
-    for form in case.eager[:2]:
-        others = [other for other in case.eager if other is not form]
-        assert_accurate_over_seeds(form, **case.arguments(torch.float32) | dict(eager=others))
+    for implementation in case.eager[:2]:
+        others = [other for other in case.eager if other is not implementation]
+        assert_accurate_over_seeds(implementation, **case.arguments(torch.float32) | dict(eager=others))
 
 
 # That it has teeth: what a kernel may do to its precision, and eager does not.
@@ -66,7 +66,7 @@ def assert_fails(case: Case, *names: str, dtype: torch.dtype = torch.float32) ->
     ],
 )
 def test_probabilities_from_lse_fail_in_float32(case, names, monkeypatch):
-    """The arithmetic of 16 bits: lse in one number, delta from out, products in one chain."""
+    """The arithmetic of 16 bits: lse in one number, delta from out, matmuls in one chain."""
     monkeypatch.setattr(layout, "is_exact", lambda q: False)
     assert_fails(ATTENTION[case], *names)
 

@@ -1,4 +1,4 @@
-"""Compile every kernel that fasttrain ships, without a GPU, and print what it asks of each."""
+"""Compile every kernel that fasttrain ships, without a GPU, and print its resources on each target."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ columns:
   smem     shared memory per block, in KiB; +128t: columns of tensor memory
   occ      resident warps per SM of those that it can hold, and what limits them
   load, store, copy   global accesses by bits per lane; copy: global to shared memory, asynchronous
-  mma      instructions on the matrix units     sfu      exp, log, rsqrt     bar  block barriers     instr  all
+  mma      tensor core instructions             sfu      exp, log, rsqrt     bar  block barriers     instr  all
 
 The exit status is 1 if a kernel breaks a rule (it spills, does not fit, has narrow accesses though it streams, or
-multiplies bf16 or fp16 matrices without tensor cores), or is worse than its stored figures.
+has a bf16 or fp16 matmul without tensor cores), or is worse than its figures in --stored.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     options = _parse(arguments)
     console = Console(width=None if sys.stdout.isatty() else 190)
     start = time.perf_counter()
     rows = list(_survey_all(options.target, options.op, options.jobs))
     for target in options.target:
         console.print(_table(target, [row for row in rows if row.target == target]))
-    stored = {} if options.update else _comparable()
+    stored = {} if options.update else _comparable(options.stored)
     found = {(r.target, r.op, r.key): p for r in rows if (p := rules.problems(r) or rules.regressed(r, stored))}
     for (target, op, key), problem in sorted(found.items()):
         console.print(f"{target} {op} {key}: {'; '.join(problem)}", style="red", highlight=False, markup=False)
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         rules.write(options.json, rules.figures(rows))
     if options.update:
-        _update(rows, whole=set(options.op) == set(CASES))
+        _update(options.stored, rows, whole=set(options.op) == set(CASES))
     return 1 if found else 0
 
 
@@ -71,13 +71,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--op", nargs="+", choices=CASES, default=list(CASES), metavar="OP", help=", ".join(CASES))
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to a file")
-    parser.add_argument("--update", action="store_true", help=f"store the figures in {rules.STORED}")
+    parser.add_argument("--stored", type=Path, metavar="FILE", help="figures to compare with")
+    parser.add_argument("--update", action="store_true", help="store the figures in that file instead")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: all cores)"
     )
     options = parser.parse_args(arguments)
-    if options.update and not rules.STORED.parent.is_dir():
-        parser.error(f"--update: {rules.STORED.parent} is not here; run it in the root of the repository")
+    if options.update and options.stored is None:
+        parser.error("--update needs --stored FILE")
     return options
 
 
@@ -102,18 +103,18 @@ def _survey_all(targets: Sequence[str], ops: Sequence[str], jobs: int) -> Iterat
             yield from task.result()
 
 
-def _comparable() -> rules.Figures:
-    """The stored figures, if they are here and of this Triton: another one compiles differently."""
-    version, stored = rules.read(rules.STORED) if rules.STORED.exists() else ("", {})
+def _comparable(path: Path | None) -> rules.Figures:
+    """The stored figures, if they are of this Triton: another one compiles differently."""
+    version, stored = rules.read(path) if path else ("", {})
     return stored if version == triton.__version__ else {}
 
 
-def _update(rows: Sequence[Row], *, whole: bool) -> None:
+def _update(path: Path, rows: Sequence[Row], *, whole: bool) -> None:
     """Replace the surveyed part of the stored figures. After a survey of all ops, nothing else of its targets stays."""
-    stored = rules.read(rules.STORED)[1] if rules.STORED.exists() else {}
+    stored = rules.read(path)[1] if path.exists() else {}
     for target, ops in rules.figures(rows).items():
         stored[target] = ops if whole else stored.get(target, {}) | ops
-    rules.write(rules.STORED, stored)
+    rules.write(path, stored)
 
 
 def _table(target: str, rows: Sequence[Row]) -> Table:
@@ -139,27 +140,27 @@ def _table(target: str, rows: Sequence[Row]) -> Table:
 
 def _cells(same: Sequence[Row]) -> list[str]:
     row, *others = same
-    facts = row.facts
-    if facts is None:
+    kernel = row.metadata
+    if kernel is None:
         return [row.op, row.case, row.error.splitlines()[0][:60]]
-    occupancy = facts.occupancy
-    spill = f"{facts.spill_stores}/{facts.spill_loads}{'L' if facts.loop_spills else ''}" if facts.spills else "0"
+    occupancy = kernel.occupancy
+    spill = f"{kernel.spill_stores}/{kernel.spill_loads}{'L' if kernel.loop_spills else ''}" if kernel.spills else "0"
     return [
         row.kernel.removeprefix("_").removesuffix("_kernel"),
         row.case + (f" +{len(others)}" if others else ""),
-        str(facts.num_warps),
-        str(facts.registers),
+        str(kernel.num_warps),
+        str(kernel.registers),
         spill,
-        f"{facts.shared / 1024:.3g}" + (f"+{facts.tensor_memory}t" if facts.tensor_memory else ""),
+        f"{kernel.shared / 1024:.3g}" + (f"+{kernel.tensor_memory}t" if kernel.tensor_memory else ""),
         f"{occupancy.warps}/{occupancy.max_warps}",
         occupancy.limiter,
-        _widths(facts.loads),
-        _widths(facts.stores),
-        " ".join(filter(None, (_widths(facts.copies), f"tma:{facts.tma}" if facts.tma else ""))),
-        " ".join(f"{name}:{count}" for name, count in sorted(facts.matrix.items())),
-        str(facts.special),
-        str(facts.barriers),
-        str(facts.instructions),
+        _widths(kernel.loads),
+        _widths(kernel.stores),
+        " ".join(filter(None, (_widths(kernel.copies), f"tma:{kernel.tma}" if kernel.tma else ""))),
+        " ".join(f"{name}:{count}" for name, count in sorted(kernel.matrix.items())),
+        str(kernel.special),
+        str(kernel.barriers),
+        str(kernel.instructions),
     ]
 
 

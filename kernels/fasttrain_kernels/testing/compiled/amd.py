@@ -1,12 +1,12 @@
-"""Facts of AMD binaries, from the assembly that Triton hands to its linker, with metadata at its end."""
+"""Metadata of AMD binaries, from the assembly that Triton hands to its linker, with metadata at its end."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from fasttrain_kernels.testing.compiled.facts import Facts
-from fasttrain_kernels.testing.compiled.listing import Binary, Instruction, Tally, in_loops
+from fasttrain_kernels.testing.compiled.listing import Binary, Instruction, InstructionCounts, in_loops
+from fasttrain_kernels.testing.compiled.metadata import KernelMetadata
 from fasttrain_kernels.testing.targets import Target
 
 _LINE = re.compile(r"^(?:(\.LBB\w+):|\s+((?:v|s|ds|global|buffer|flat|scratch)_\w+)[ \t]*([^;\n]*))", re.M)
@@ -15,34 +15,34 @@ _SPECIAL = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_")
 _WIDTHS = {"dwordx4": 128, "dwordx3": 96, "dwordx2": 64, "dword": 32, "byte": 8, "ubyte": 8, "sbyte": 8}
 
 
-def amd_facts(target: Target, binaries: Sequence[Binary]) -> list[Facts]:
-    """The facts of many kernels."""
-    return [_facts(target, binary) for binary in binaries]
+def amd_metadata(target: Target, binaries: Sequence[Binary]) -> list[KernelMetadata]:
+    """Return the metadata of many kernels."""
+    return [_metadata(target, binary) for binary in binaries]
 
 
-def _facts(target: Target, binary: Binary) -> Facts:
+def _metadata(target: Target, binary: Binary) -> KernelMetadata:
     assembly = binary.stages["amdgcn"].read_text()
     listing = _listing(assembly)
-    tally = Tally()
+    counts = InstructionCounts()
     for instruction, in_loop in zip(listing, in_loops(listing), strict=True):
         opcode = instruction.opcode[0]
-        tally.instructions += 1
+        counts.instructions += 1
         if access := _ACCESS.match(opcode):
             memory, kind, to_lds, width = access.groups()
             bits = _WIDTHS.get(width, 16)  # short, ushort, short_d16, short_d16_hi
             if memory == "scratch":
-                tally.spill(bits, store=kind == "store", in_loop=in_loop)
+                counts.spill(bits, store=kind == "store", in_loop=in_loop)
             elif to_lds or re.search(r"\blds\b", instruction.operands):
-                tally.copies[bits] += 1
+                counts.copies[bits] += 1
             else:
-                (tally.loads if kind == "load" else tally.stores)[bits] += 1
+                (counts.loads if kind == "load" else counts.stores)[bits] += 1
         elif opcode.startswith(("v_mfma", "v_smfmac")):
-            tally.matrix["MFMA"] += 1
+            counts.matrix["MFMA"] += 1
         elif _SPECIAL.match(opcode):
-            tally.special += 1
+            counts.special += 1
         elif opcode == "s_barrier":
-            tally.barriers += 1
-    return tally.facts(target, binary, registers=int(re.search(r"\.vgpr_count:\s+(\d+)", assembly)[1]))  # type: ignore[index]
+            counts.barriers += 1
+    return counts.metadata(target, binary, registers=int(re.search(r"\.vgpr_count:\s+(\d+)", assembly)[1]))  # type: ignore[index]
 
 
 def _listing(assembly: str) -> list[Instruction]:

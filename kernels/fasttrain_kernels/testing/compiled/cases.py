@@ -26,7 +26,7 @@ _TOKENS = 8192
 
 
 class Reach(Enum):
-    """Where a case is compiled: everything for every target would take half an hour."""
+    """The targets that a case is compiled for: everything for every target would take half an hour."""
 
     CORE = "every target, also in a quick survey: the commonest shape; together these launch every kernel"
     TILES = "every target: the other entries of the launch tables, which are what may spill or not fit somewhere"
@@ -34,7 +34,7 @@ class Reach(Enum):
 
 
 @dataclass(frozen=True)
-class Case:
+class CompileCase:
     """One call of an op, forward and backward."""
 
     name: str  # starts with the dtype
@@ -104,80 +104,84 @@ def _linear_cross_entropy_stats(dtype: torch.dtype, V: int) -> None:
     linear_cross_entropy_stats(hidden, weight, torch.zeros(16, dtype=torch.int64))
 
 
-CASES: dict[str, list[Case]] = {  # ops in the order of the time that their compilation takes
+CASES: dict[str, list[CompileCase]] = {  # ops in the order of the time that their compilation takes
     "swiglu": [
-        Case("bf16 F=14336", Reach.CORE, partial(_swiglu, _BF16, 14336)),
-        Case("bf16 F=3072 packed", Reach.OPTIONS, partial(_swiglu, _BF16, 3072, packed=True)),
-        Case("fp16 F=14336", Reach.OPTIONS, partial(_swiglu, _FP16, 14336)),
-        Case("fp32 F=14336", Reach.OPTIONS, partial(_swiglu, _FP32, 14336)),
+        CompileCase("bf16 F=14336", Reach.CORE, partial(_swiglu, _BF16, 14336)),
+        CompileCase("bf16 F=3072 packed", Reach.OPTIONS, partial(_swiglu, _BF16, 3072, packed=True)),
+        CompileCase("fp16 F=14336", Reach.OPTIONS, partial(_swiglu, _FP16, 14336)),
+        CompileCase("fp32 F=14336", Reach.OPTIONS, partial(_swiglu, _FP32, 14336)),
     ],
     "linear_cross_entropy": [
-        Case("bf16 V=151936", Reach.CORE, partial(_linear_cross_entropy, _BF16, 151936)),
-        Case("bf16 V=50257 evaluation", Reach.CORE, partial(_linear_cross_entropy_stats, _BF16, 50257)),
-        Case("bf16 V=50257", Reach.TILES, partial(_linear_cross_entropy, _BF16, 50257)),  # not a multiple of 16
-        Case("bf16 V=256000 softcap", Reach.TILES, partial(_linear_cross_entropy, _BF16, 256000, softcap=30.0)),
-        Case("fp32 V=50304", Reach.TILES, partial(_linear_cross_entropy, _FP32, 50304)),
-        Case("fp16 V=128256", Reach.OPTIONS, partial(_linear_cross_entropy, _FP16, 128256)),
-        Case(
+        CompileCase("bf16 V=151936", Reach.CORE, partial(_linear_cross_entropy, _BF16, 151936)),
+        CompileCase("bf16 V=50257 evaluation", Reach.CORE, partial(_linear_cross_entropy_stats, _BF16, 50257)),
+        CompileCase("bf16 V=50257", Reach.TILES, partial(_linear_cross_entropy, _BF16, 50257)),  # not a multiple of 16
+        CompileCase("bf16 V=256000 softcap", Reach.TILES, partial(_linear_cross_entropy, _BF16, 256000, softcap=30.0)),
+        CompileCase("fp32 V=50304", Reach.TILES, partial(_linear_cross_entropy, _FP32, 50304)),
+        CompileCase("fp16 V=128256", Reach.OPTIONS, partial(_linear_cross_entropy, _FP16, 128256)),
+        CompileCase(
             "bf16 V=128256 z-loss smoothing",
             Reach.OPTIONS,
             partial(_linear_cross_entropy, _BF16, 128256, z_loss=1e-4, label_smoothing=0.1),
         ),
-        Case("bf16 V=128256 per token", Reach.OPTIONS, partial(_linear_cross_entropy, _BF16, 128256, reduction="none")),
+        CompileCase(
+            "bf16 V=128256 per token", Reach.OPTIONS, partial(_linear_cross_entropy, _BF16, 128256, reduction="none")
+        ),
     ],
     "add_rms_norm": [
-        Case("bf16 N=4096", Reach.CORE, partial(_add_rms_norm, _BF16, 4096)),
-        Case("bf16 N=768", Reach.TILES, partial(_add_rms_norm, _BF16, 768)),
-        Case("bf16 N=2048", Reach.TILES, partial(_add_rms_norm, _BF16, 2048)),
-        Case("bf16 N=5120", Reach.TILES, partial(_add_rms_norm, _BF16, 5120)),
-        Case("bf16 N=16384", Reach.TILES, partial(_add_rms_norm, _BF16, 16384)),
-        Case("fp32 N=4096", Reach.TILES, partial(_add_rms_norm, _FP32, 4096)),
-        Case("fp16 N=4096", Reach.OPTIONS, partial(_add_rms_norm, _FP16, 4096)),
+        CompileCase("bf16 N=4096", Reach.CORE, partial(_add_rms_norm, _BF16, 4096)),
+        CompileCase("bf16 N=768", Reach.TILES, partial(_add_rms_norm, _BF16, 768)),
+        CompileCase("bf16 N=2048", Reach.TILES, partial(_add_rms_norm, _BF16, 2048)),
+        CompileCase("bf16 N=5120", Reach.TILES, partial(_add_rms_norm, _BF16, 5120)),
+        CompileCase("bf16 N=16384", Reach.TILES, partial(_add_rms_norm, _BF16, 16384)),
+        CompileCase("fp32 N=4096", Reach.TILES, partial(_add_rms_norm, _FP32, 4096)),
+        CompileCase("fp16 N=4096", Reach.OPTIONS, partial(_add_rms_norm, _FP16, 4096)),
     ],
     "qk_norm_rope": [
-        Case("bf16 D=128", Reach.CORE, partial(_qk_norm_rope, _BF16, 32, 8, 128)),
-        Case("bf16 D=64 12+12 heads", Reach.TILES, partial(_qk_norm_rope, _BF16, 12, 12, 64)),
-        Case("bf16 D=256 16+2 heads", Reach.TILES, partial(_qk_norm_rope, _BF16, 16, 2, 256)),
-        Case("bf16 D=128 half rotated", Reach.TILES, partial(_qk_norm_rope, _BF16, 32, 8, 128, rotated=64)),
-        Case("bf16 D=128 interleaved", Reach.OPTIONS, partial(_qk_norm_rope, _BF16, 32, 8, 128, interleaved=True)),
-        Case("bf16 D=128 positions", Reach.OPTIONS, partial(_qk_norm_rope, _BF16, 32, 8, 128, positions=True)),
-        Case("bf16 D=128 no norm", Reach.OPTIONS, partial(_qk_norm_rope, _BF16, 32, 8, 128, norm=False)),
-        Case("fp16 D=128", Reach.OPTIONS, partial(_qk_norm_rope, _FP16, 32, 8, 128)),
-        Case("fp32 D=128", Reach.OPTIONS, partial(_qk_norm_rope, _FP32, 32, 8, 128)),
+        CompileCase("bf16 D=128", Reach.CORE, partial(_qk_norm_rope, _BF16, 32, 8, 128)),
+        CompileCase("bf16 D=64 12+12 heads", Reach.TILES, partial(_qk_norm_rope, _BF16, 12, 12, 64)),
+        CompileCase("bf16 D=256 16+2 heads", Reach.TILES, partial(_qk_norm_rope, _BF16, 16, 2, 256)),
+        CompileCase("bf16 D=128 half rotated", Reach.TILES, partial(_qk_norm_rope, _BF16, 32, 8, 128, rotated=64)),
+        CompileCase(
+            "bf16 D=128 interleaved", Reach.OPTIONS, partial(_qk_norm_rope, _BF16, 32, 8, 128, interleaved=True)
+        ),
+        CompileCase("bf16 D=128 positions", Reach.OPTIONS, partial(_qk_norm_rope, _BF16, 32, 8, 128, positions=True)),
+        CompileCase("bf16 D=128 no norm", Reach.OPTIONS, partial(_qk_norm_rope, _BF16, 32, 8, 128, norm=False)),
+        CompileCase("fp16 D=128", Reach.OPTIONS, partial(_qk_norm_rope, _FP16, 32, 8, 128)),
+        CompileCase("fp32 D=128", Reach.OPTIONS, partial(_qk_norm_rope, _FP32, 32, 8, 128)),
     ],
     "rms_norm": [
-        Case("bf16 N=4096", Reach.CORE, partial(_rms_norm, _BF16, 4096, _BF16)),
-        Case("bf16 N=768", Reach.TILES, partial(_rms_norm, _BF16, 768, _BF16)),
-        Case("bf16 N=1024", Reach.TILES, partial(_rms_norm, _BF16, 1024, _BF16)),
-        Case("bf16 N=2048", Reach.TILES, partial(_rms_norm, _BF16, 2048, _BF16)),
-        Case("bf16 N=5120", Reach.TILES, partial(_rms_norm, _BF16, 5120, _BF16)),
-        Case("bf16 N=8192", Reach.TILES, partial(_rms_norm, _BF16, 8192, _BF16)),
-        Case("bf16 N=16384", Reach.TILES, partial(_rms_norm, _BF16, 16384, _BF16)),
-        Case("fp32 N=768", Reach.TILES, partial(_rms_norm, _FP32, 768, _FP32)),
-        Case("fp32 N=4096", Reach.TILES, partial(_rms_norm, _FP32, 4096, _FP32)),
-        Case("fp32 N=8192", Reach.TILES, partial(_rms_norm, _FP32, 8192, _FP32)),
-        Case("fp16 N=4096", Reach.OPTIONS, partial(_rms_norm, _FP16, 4096, _FP16)),
-        Case("bf16 N=4096 fp32 weight", Reach.OPTIONS, partial(_rms_norm, _BF16, 4096, _FP32)),
-        Case("bf16 N=4096 no weight", Reach.OPTIONS, partial(_rms_norm, _BF16, 4096, None)),
-        Case("bf16 N=4096 offset", Reach.OPTIONS, partial(_rms_norm, _BF16, 4096, _BF16, offset=1.0)),
+        CompileCase("bf16 N=4096", Reach.CORE, partial(_rms_norm, _BF16, 4096, _BF16)),
+        CompileCase("bf16 N=768", Reach.TILES, partial(_rms_norm, _BF16, 768, _BF16)),
+        CompileCase("bf16 N=1024", Reach.TILES, partial(_rms_norm, _BF16, 1024, _BF16)),
+        CompileCase("bf16 N=2048", Reach.TILES, partial(_rms_norm, _BF16, 2048, _BF16)),
+        CompileCase("bf16 N=5120", Reach.TILES, partial(_rms_norm, _BF16, 5120, _BF16)),
+        CompileCase("bf16 N=8192", Reach.TILES, partial(_rms_norm, _BF16, 8192, _BF16)),
+        CompileCase("bf16 N=16384", Reach.TILES, partial(_rms_norm, _BF16, 16384, _BF16)),
+        CompileCase("fp32 N=768", Reach.TILES, partial(_rms_norm, _FP32, 768, _FP32)),
+        CompileCase("fp32 N=4096", Reach.TILES, partial(_rms_norm, _FP32, 4096, _FP32)),
+        CompileCase("fp32 N=8192", Reach.TILES, partial(_rms_norm, _FP32, 8192, _FP32)),
+        CompileCase("fp16 N=4096", Reach.OPTIONS, partial(_rms_norm, _FP16, 4096, _FP16)),
+        CompileCase("bf16 N=4096 fp32 weight", Reach.OPTIONS, partial(_rms_norm, _BF16, 4096, _FP32)),
+        CompileCase("bf16 N=4096 no weight", Reach.OPTIONS, partial(_rms_norm, _BF16, 4096, None)),
+        CompileCase("bf16 N=4096 offset", Reach.OPTIONS, partial(_rms_norm, _BF16, 4096, _BF16, offset=1.0)),
     ],
     "attention": [
-        Case("bf16 D=128 documents", Reach.CORE, partial(_attention, _BF16, 32, 8, 128, documents=True)),
-        Case("bf16 D=128", Reach.TILES, partial(_attention, _BF16, 32, 8, 128)),
-        Case("bf16 D=64", Reach.TILES, partial(_attention, _BF16, 12, 12, 64)),
-        Case("bf16 D=256", Reach.TILES, partial(_attention, _BF16, 16, 2, 256)),
-        Case("bf16 D=128 softcap", Reach.TILES, partial(_attention, _BF16, 32, 8, 128, softcap=50.0)),
-        Case("fp32 D=64", Reach.TILES, partial(_attention, _FP32, 12, 12, 64)),
-        Case("fp32 D=128", Reach.TILES, partial(_attention, _FP32, 32, 8, 128)),
-        Case("fp32 D=128 one query", Reach.TILES, partial(_attention, _FP32, 32, 8, 128, one_query=True)),
-        Case("fp32 D=256", Reach.OPTIONS, partial(_attention, _FP32, 16, 2, 256)),
-        Case("fp32 D=64 one query", Reach.OPTIONS, partial(_attention, _FP32, 12, 12, 64, one_query=True)),
-        Case("fp32 D=256 one query", Reach.OPTIONS, partial(_attention, _FP32, 16, 2, 256, one_query=True)),
-        Case("fp32 D=64 softcap", Reach.OPTIONS, partial(_attention, _FP32, 12, 12, 64, softcap=50.0)),
-        Case("bf16 D=64 softcap", Reach.OPTIONS, partial(_attention, _BF16, 12, 12, 64, softcap=50.0)),
-        Case("fp16 D=128", Reach.OPTIONS, partial(_attention, _FP16, 32, 8, 128)),
-        Case("bf16 D=96", Reach.OPTIONS, partial(_attention, _BF16, 32, 32, 96)),  # does not fill its tile
-        Case("bf16 D=128 full", Reach.OPTIONS, partial(_attention, _BF16, 32, 8, 128, causal=False)),
-        Case("bf16 D=128 window", Reach.OPTIONS, partial(_attention, _BF16, 32, 8, 128, window=1024)),
+        CompileCase("bf16 D=128 documents", Reach.CORE, partial(_attention, _BF16, 32, 8, 128, documents=True)),
+        CompileCase("bf16 D=128", Reach.TILES, partial(_attention, _BF16, 32, 8, 128)),
+        CompileCase("bf16 D=64", Reach.TILES, partial(_attention, _BF16, 12, 12, 64)),
+        CompileCase("bf16 D=256", Reach.TILES, partial(_attention, _BF16, 16, 2, 256)),
+        CompileCase("bf16 D=128 softcap", Reach.TILES, partial(_attention, _BF16, 32, 8, 128, softcap=50.0)),
+        CompileCase("fp32 D=64", Reach.TILES, partial(_attention, _FP32, 12, 12, 64)),
+        CompileCase("fp32 D=128", Reach.TILES, partial(_attention, _FP32, 32, 8, 128)),
+        CompileCase("fp32 D=128 one query", Reach.TILES, partial(_attention, _FP32, 32, 8, 128, one_query=True)),
+        CompileCase("fp32 D=256", Reach.OPTIONS, partial(_attention, _FP32, 16, 2, 256)),
+        CompileCase("fp32 D=64 one query", Reach.OPTIONS, partial(_attention, _FP32, 12, 12, 64, one_query=True)),
+        CompileCase("fp32 D=256 one query", Reach.OPTIONS, partial(_attention, _FP32, 16, 2, 256, one_query=True)),
+        CompileCase("fp32 D=64 softcap", Reach.OPTIONS, partial(_attention, _FP32, 12, 12, 64, softcap=50.0)),
+        CompileCase("bf16 D=64 softcap", Reach.OPTIONS, partial(_attention, _BF16, 12, 12, 64, softcap=50.0)),
+        CompileCase("fp16 D=128", Reach.OPTIONS, partial(_attention, _FP16, 32, 8, 128)),
+        CompileCase("bf16 D=96", Reach.OPTIONS, partial(_attention, _BF16, 32, 32, 96)),  # does not fill its tile
+        CompileCase("bf16 D=128 full", Reach.OPTIONS, partial(_attention, _BF16, 32, 8, 128, causal=False)),
+        CompileCase("bf16 D=128 window", Reach.OPTIONS, partial(_attention, _BF16, 32, 8, 128, window=1024)),
     ],
 }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fasttrain_kernels.testing.compiled.facts import Facts
+from fasttrain_kernels.testing.compiled.metadata import KernelMetadata
 from fasttrain_kernels.testing.targets import Target
 
 _SMALL_BYTES = 1024  # what 64 lanes move in one 128-bit access; with less, some lanes have nothing to do
@@ -20,7 +20,7 @@ _SMALL_BYTES = 1024  # what 64 lanes move in one 128-bit access; with less, some
 class Binary:
     """A compiled kernel: Triton's metadata, and the texts and binary of its stages by extension."""
 
-    metadata: Any
+    triton_metadata: Any
     stages: dict[str, Path]
 
 
@@ -36,8 +36,8 @@ class Instruction:
 
 
 @dataclass
-class Tally:
-    """Counts while walking over a listing."""
+class InstructionCounts:
+    """Counts of a listing, by kind of instruction."""
 
     loads: Counter[int] = field(default_factory=Counter)
     stores: Counter[int] = field(default_factory=Counter)
@@ -56,15 +56,15 @@ class Tally:
         self.spill_loads += bits // 8 * (not store)
         self.loop_spills += bits // 8 * in_loop
 
-    def facts(self, target: Target, binary: Binary, *, registers: int) -> Facts:
-        metadata = binary.metadata
-        return Facts(
-            kernel=metadata.name,
+    def metadata(self, target: Target, binary: Binary, *, registers: int) -> KernelMetadata:
+        compiled = binary.triton_metadata
+        return KernelMetadata(
+            kernel=compiled.name,
             target=target.name,
-            num_warps=getattr(metadata, "total_num_warps", None) or metadata.num_warps,  # more if warp-specialised
+            num_warps=getattr(compiled, "total_num_warps", None) or compiled.num_warps,  # more if warp-specialised
             registers=registers,
-            shared=metadata.shared,  # all of it is dynamic; what cubins call static is the system's reserved 1 KiB
-            tensor_memory=getattr(metadata, "tmem_size", None) or 0,
+            shared=compiled.shared,  # all of it is dynamic; what cubins call static is the system's reserved 1 KiB
+            tensor_memory=getattr(compiled, "tmem_size", None) or 0,
             dots=_dots(binary),
             small=_small_accesses(target, binary),
             spill_stores=self.spill_stores,
@@ -82,8 +82,10 @@ class Tally:
 
 
 def in_loops(listing: Sequence[Instruction]) -> list[bool]:
-    """For every instruction, whether control can come back to it. A jump backwards alone proves nothing: compilers
-    place rarely taken paths at the end and return from there."""
+    """Return, for every instruction, whether control can come back to it.
+
+    A jump backwards alone proves nothing: compilers place rarely taken paths at the end and return from there.
+    """
     index = {instruction.address: i for i, instruction in enumerate(listing)}
     targets = {index[i.jump] for i in listing if i.jump in index}
     starts = sorted({0} | targets | {i + 1 for i, x in enumerate(listing) if x.jump is not None or x.ends})
@@ -102,7 +104,7 @@ def in_loops(listing: Sequence[Instruction]) -> list[bool]:
 
 
 def _closure(successors: list[int]) -> list[int]:
-    """All blocks that each block leads to (Warshall's algorithm on bit masks)."""
+    """Return the blocks that each block leads to (Warshall's algorithm on bit masks)."""
     reachable = list(successors)
     for middle in range(len(reachable)):
         for block, mask in enumerate(reachable):
@@ -122,7 +124,7 @@ def _dots(binary: Binary) -> int:
 
 def _small_accesses(target: Target, binary: Binary) -> int:
     """Accesses of less than _SMALL_BYTES in Triton's own IR, each counted as often as the lanes have to repeat it."""
-    lanes = binary.metadata.num_warps * target.warp_size
+    lanes = binary.triton_metadata.num_warps * target.warp_size
     small = 0
     for shape, bits in _ACCESS.findall(binary.stages["ttir"].read_text()):
         elements = math.prod(int(length) for length in shape.split("x") if length)

@@ -1,4 +1,4 @@
-"""Facts of NVIDIA binaries: registers from cuobjdump, instructions from nvdisasm, both of which come with Triton.
+"""Metadata of NVIDIA binaries: registers from cuobjdump, instructions from nvdisasm; both come with Triton.
 
 Spills are the widths of the local-memory instructions, which is the figure that ptxas prints. It needs no compiler log,
 so that a kernel from Triton's cache is as good as a fresh one.
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import triton
 
-from fasttrain_kernels.testing.compiled.facts import Facts
-from fasttrain_kernels.testing.compiled.listing import Binary, Instruction, Tally, in_loops
+from fasttrain_kernels.testing.compiled.listing import Binary, Instruction, InstructionCounts, in_loops
+from fasttrain_kernels.testing.compiled.metadata import KernelMetadata
 from fasttrain_kernels.testing.targets import Target
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -24,14 +24,14 @@ _SASS = re.compile(r"/\*([0-9a-f]+)\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?
 _JUMP = re.compile(r"(?:^|[\s,])0x([0-9a-f]+)$")
 
 
-def nvidia_facts(target: Target, binaries: Sequence[Binary]) -> list[Facts]:
-    """The facts of many kernels at once: starting the disassembler takes longer than its work on a kernel."""
+def nvidia_metadata(target: Target, binaries: Sequence[Binary]) -> list[KernelMetadata]:
+    """Return the metadata of many kernels at once: starting the disassembler takes longer than its work on a kernel."""
     listings = _disassemble(target, [_text_section(b.stages["cubin"].read_bytes()) for b in binaries])
-    return [_facts(target, b, listing) for b, listing in zip(binaries, listings, strict=True)]
+    return [_metadata(target, b, listing) for b, listing in zip(binaries, listings, strict=True)]
 
 
-def _facts(target: Target, binary: Binary, listing: list[Instruction]) -> Facts:
-    tally = Tally()
+def _metadata(target: Target, binary: Binary, listing: list[Instruction]) -> KernelMetadata:
+    counts = InstructionCounts()
     for instruction, in_loop in zip(listing, in_loops(listing), strict=True):
         name, *modifiers = instruction.opcode
         bits = _sass_width(modifiers)
@@ -39,24 +39,24 @@ def _facts(target: Target, binary: Binary, listing: list[Instruction]) -> Facts:
             case "NOP":
                 continue
             case "LDG" | "LD":
-                tally.loads[bits] += 1
+                counts.loads[bits] += 1
             case "STG" | "ST":
-                tally.stores[bits] += 1
+                counts.stores[bits] += 1
             case "LDGSTS":
-                tally.copies[bits] += 1
+                counts.copies[bits] += 1
             case "UTMALDG" | "UTMASTG" | "UBLKCP":
-                tally.tma += 1
+                counts.tma += 1
             case "STL" | "LDL":
-                tally.spill(bits, store=name == "STL", in_loop=in_loop)
+                counts.spill(bits, store=name == "STL", in_loop=in_loop)
             case "MUFU":
-                tally.special += 1
+                counts.special += 1
             case "BAR":
-                tally.barriers += 1
+                counts.barriers += 1
             case _ if name.endswith("MMA"):  # but not HFMA2.MMA, an ordinary multiplication
-                tally.matrix[name] += 1
-        tally.instructions += 1
+                counts.matrix[name] += 1
+        counts.instructions += 1
     usage = _run("cuobjdump", "-res-usage", str(binary.stages["cubin"]))
-    return tally.facts(target, binary, registers=int(re.search(r"\bREG:(\d+)", usage)[1]))  # type: ignore[index]
+    return counts.metadata(target, binary, registers=int(re.search(r"\bREG:(\d+)", usage)[1]))  # type: ignore[index]
 
 
 def _sass_width(modifiers: Iterable[str]) -> int:
@@ -89,7 +89,7 @@ def _disassemble(target: Target, texts: Sequence[bytes]) -> list[list[Instructio
         image.flush()
         sass = _run("nvdisasm", "--no-dataflow", "--binary", f"SM{target.arch}{suffix}", image.name)
     listing = [_sass_instruction(match) for match in _SASS.finditer(sass)]
-    assert len(listing) * 16 == sum(map(len, texts)), "nvdisasm left out instructions"
+    assert len(listing) * 16 == sum(map(len, texts)), "nvdisasm skipped instructions"
     listings, start = [], 0
     for text in texts:
         listings.append(listing[start : start + len(text) // 16])

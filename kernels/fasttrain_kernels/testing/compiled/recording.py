@@ -1,4 +1,4 @@
-"""Run host code as it is, and compile what it launches for a GPU that is not there.
+"""A Triton driver that compiles the launches of host code for a GPU that is not there, and runs none.
 
 Triton asks a driver for the target, for the current device and for a launcher. The driver here names the target that
 was asked for and hands out a launcher that takes notes. Everything between (argument specialisation, options,
@@ -20,16 +20,16 @@ from triton.backends.driver import DriverBase
 from triton.runtime.driver import driver
 
 from fasttrain_kernels._registration import kernels_on_cpu
-from fasttrain_kernels.testing.compiled.amd import amd_facts
-from fasttrain_kernels.testing.compiled.facts import Facts
+from fasttrain_kernels.testing.compiled.amd import amd_metadata
 from fasttrain_kernels.testing.compiled.listing import Binary
-from fasttrain_kernels.testing.compiled.nvidia import nvidia_facts
+from fasttrain_kernels.testing.compiled.metadata import KernelMetadata
+from fasttrain_kernels.testing.compiled.nvidia import nvidia_metadata
 from fasttrain_kernels.testing.targets import Target, target_named
 
 
 @dataclass(frozen=True)
 class RecordedLaunch:
-    """One launch: the kernel, its grid, and which of the recorded binaries it would have run."""
+    """One launch: the kernel, its grid, and the recorded binary that it would have run."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -37,8 +37,8 @@ class RecordedLaunch:
     _recorded: RecordedLaunches = field(repr=False, compare=False)
 
     @property
-    def facts(self) -> Facts:
-        return self._recorded.facts_of(self.key)
+    def metadata(self) -> KernelMetadata:
+        return self._recorded.metadata_of(self.key)
 
 
 class RecordedLaunches(list[RecordedLaunch]):
@@ -48,19 +48,19 @@ class RecordedLaunches(list[RecordedLaunch]):
         super().__init__()
         self.target = target
         self._binaries: dict[str, Binary] = {}
-        self._facts: dict[str, Facts] = {}
+        self._metadata: dict[str, KernelMetadata] = {}
 
     @property
-    def facts(self) -> list[Facts]:
-        """The facts of every distinct binary, in the order of first launch."""
-        return [self.facts_of(key) for key in dict.fromkeys(launch.key for launch in self)]
+    def metadata(self) -> list[KernelMetadata]:
+        """The metadata of every distinct binary, in the order of first launch."""
+        return [self.metadata_of(key) for key in dict.fromkeys(launch.key for launch in self)]
 
-    def facts_of(self, key: str) -> Facts:
-        if key not in self._facts:
-            missing = {launch.key: self._binaries[launch.key] for launch in self if launch.key not in self._facts}
-            read = amd_facts if self.target.backend == "hip" else nvidia_facts
-            self._facts |= zip(missing, read(self.target, list(missing.values())), strict=True)
-        return self._facts[key]
+    def metadata_of(self, key: str) -> KernelMetadata:
+        if key not in self._metadata:
+            missing = {launch.key: self._binaries[launch.key] for launch in self if launch.key not in self._metadata}
+            read = amd_metadata if self.target.backend == "hip" else nvidia_metadata
+            self._metadata |= zip(missing, read(self.target, list(missing.values())), strict=True)
+        return self._metadata[key]
 
 
 @contextlib.contextmanager
@@ -69,7 +69,7 @@ def record(target: str) -> Iterator[RecordedLaunches]:
     outputs keep whatever was in their memory, and `torch.empty` tensors of real training shapes cost nothing.
 
     Ops of this library launch their kernels for CPU tensors too, and choose tiles for the target. Shared memory and
-    threads are not checked while recording: see Facts.fits.
+    threads are not checked while recording: see KernelMetadata.fits.
     """
     launches = RecordedLaunches(target_named(target))
     recorder = _RecordingDriver(launches)
@@ -140,13 +140,15 @@ class _RecordingDriver(DriverBase):
 
 
 class _Utils:
-    """What Triton asks about the device and of the loader."""
+    """Answers to what Triton asks about the device and of the loader."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
 
     def get_device_properties(self, device: Any) -> dict[str, int]:
-        return {"max_shared_mem": 1 << 30}  # Facts.fits reports what does not fit, instead of an exception at the first
+        return {
+            "max_shared_mem": 1 << 30
+        }  # KernelMetadata.fits reports what does not fit, instead of an exception at the first
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: Any) -> tuple[Any, Any, int, int, int]:
         module, function, registers, spills, max_threads = object(), object(), 0, 0, 1 << 30

@@ -1,4 +1,4 @@
-"""What a shipped kernel must satisfy on every target, and what counts as worse than the stored figures."""
+"""Rules that a shipped kernel must satisfy on every target, and regressions against stored figures."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any
 
 import triton
 
-from fasttrain_kernels.testing.compiled.facts import Facts
+from fasttrain_kernels.testing.compiled.metadata import KernelMetadata
 from fasttrain_kernels.testing.compiled.survey import Row
 
-STORED = Path("bench/results/compiled.json")  # in the repository
 REGISTER_MARGIN = 8  # the hardware allocates registers in units of eight
 
-# Kernels of these ops move their tensors in 128-bit accesses; attention is bound by its matrix multiplications.
+# Kernels of these ops move their tensors in 128-bit accesses; attention is bound by its matmuls.
 STREAMING = ("rms_norm", "add_rms_norm", "qk_norm_rope", "swiglu", "linear_cross_entropy")
 # Of the global bytes of a kernel, counted by instructions. If one of five bulk tensors moves in narrow accesses, it is
 # 0.8; what is below 1 otherwise are tables that all rows share.
@@ -29,34 +28,35 @@ ALLOWED_SPILLS: dict[tuple[str, str], str] = {
 
 
 def problems(row: Row) -> list[str]:
-    """What is wrong with a kernel, whatever it was before."""
-    if row.facts is None:
+    """Return the rules that a kernel breaks."""
+    if row.metadata is None:
         return [row.error]
-    facts, found = row.facts, []
-    if facts.spills and (facts.kernel, row.case) not in ALLOWED_SPILLS:
+    kernel, found = row.metadata, []
+    if kernel.spills and (kernel.kernel, row.case) not in ALLOWED_SPILLS:
         found.append(
-            f"spills {facts.spill_stores} B and reloads {facts.spill_loads} B per lane, {facts.loop_spills} B in loops"
+            f"spills {kernel.spill_stores} B and reloads {kernel.spill_loads} B per lane, "
+            f"{kernel.loop_spills} B in loops"
         )
-    if not facts.fits:
+    if not kernel.fits:
         found.append(
-            f"does not fit: {facts.shared:,} B of shared memory (limit {facts.limits.shared_per_block:,}), "
-            f"{facts.tensor_memory} columns of tensor memory, {facts.num_warps} warps"
+            f"does not fit: {kernel.shared:,} B of shared memory (limit {kernel.limits.shared_per_block:,}), "
+            f"{kernel.tensor_memory} columns of tensor memory, {kernel.num_warps} warps"
         )
-    narrow = facts.narrow_bulk and facts.wide_share < WIDE_SHARE
+    narrow = kernel.narrow_bulk and kernel.wide_share < WIDE_SHARE
     if row.op in STREAMING and narrow:
         found.append(
-            f"moves only {facts.wide_share:.0%} of its global bytes in 128-bit accesses (loads {facts.loads}, copies "
-            f"{facts.copies}, stores {facts.stores})"
+            f"moves only {kernel.wide_share:.0%} of its global bytes in 128-bit accesses (loads {kernel.loads}, copies "
+            f"{kernel.copies}, stores {kernel.stores})"
         )
-    if facts.dots and row.case.startswith(("bf16", "fp16")) and not facts.matrix:
-        found.append("multiplies matrices without tensor cores")
+    if kernel.dots and row.case.startswith(("bf16", "fp16")) and not kernel.matrix:
+        found.append("has a matmul without tensor cores")
     return found
 
 
-def regressions(row: Row, stored: Facts) -> list[str]:
-    """Where a kernel is worse than its stored figures."""
-    assert row.facts is not None
-    now, found = row.facts, []
+def regressions(row: Row, stored: KernelMetadata) -> list[str]:
+    """Return where a kernel is worse than its stored figures."""
+    assert row.metadata is not None
+    now, found = row.metadata, []
 
     def worse(what: str, then: object, is_now: object) -> None:
         found.append(f"{what} was {then} and is {is_now}")
@@ -78,52 +78,52 @@ def regressions(row: Row, stored: Facts) -> list[str]:
 
 # Stored figures
 
-Figures = dict[str, dict[str, dict[str, dict[str, Any]]]]  # target -> op -> key -> facts
+Figures = dict[str, dict[str, dict[str, dict[str, Any]]]]  # target -> op -> key -> metadata
 
 
 def figures(rows: Iterable[Row]) -> Figures:
-    """Rows as nested plain data; facts that are zero or empty are left out."""
+    """Rows as nested plain data; entries that are zero or empty are dropped."""
     found: Figures = {}
     for row in rows:
-        if row.facts is not None:
-            facts = {k: v for k, v in asdict(row.facts).items() if v and k not in ("kernel", "target")}
-            found.setdefault(row.target, {}).setdefault(row.op, {})[row.key] = facts
+        if row.metadata is not None:
+            metadata = {k: v for k, v in asdict(row.metadata).items() if v and k not in ("kernel", "target")}
+            found.setdefault(row.target, {}).setdefault(row.op, {})[row.key] = metadata
     return found
 
 
-def stored_facts(row: Row, stored: Figures) -> Facts | None:
-    """The stored figures of a row's kernel, if there are any."""
+def stored_metadata(row: Row, stored: Figures) -> KernelMetadata | None:
+    """Return the stored figures of a row's kernel, if there are any."""
     plain = stored.get(row.target, {}).get(row.op, {}).get(row.key)
-    if plain is None or row.facts is None:
+    if plain is None or row.metadata is None:
         return None
-    values: dict[str, Any] = {f.name: {} if str(f.type).startswith("dict") else 0 for f in fields(Facts)}
+    values: dict[str, Any] = {f.name: {} if str(f.type).startswith("dict") else 0 for f in fields(KernelMetadata)}
     for name, value in plain.items():
         by_width = isinstance(value, dict) and name != "matrix"
         values[name] = {int(bits): n for bits, n in value.items()} if by_width else value
-    return Facts(**{**values, "kernel": row.facts.kernel, "target": row.target})
+    return KernelMetadata(**{**values, "kernel": row.metadata.kernel, "target": row.target})
 
 
 def regressed(row: Row, stored: Figures) -> list[str]:
-    """Where a row is worse than what is stored for it; nothing if nothing is."""
-    then = stored_facts(row, stored)
+    """Return where a row is worse than its stored figures; empty if it has none."""
+    then = stored_metadata(row, stored)
     return [] if then is None else regressions(row, then)
 
 
 def read(path: Path) -> tuple[str, Figures]:
-    """The Triton version that the figures hold for, and the figures."""
+    """Return the Triton version that the figures hold for, and the figures."""
     content = json.loads(path.read_text())
     return content["triton"], content["targets"]
 
 
 def write(path: Path, found: Figures) -> None:
-    """One kernel a line, sorted, so that a diff shows which kernel changed."""
+    """Write one kernel per line, sorted, so that a diff shows which kernel changed."""
     lines = [f'{{"triton": {json.dumps(triton.__version__)}, "targets": {{']
     for target in sorted(found):
         lines.append(f'"{target}": {{')
         for op in sorted(found[target]):
             lines.append(f'  "{op}": {{')
             kernels = sorted(found[target][op].items())
-            lines += [f"    {json.dumps(key)}: {json.dumps(facts, sort_keys=True)}," for key, facts in kernels]
+            lines += [f"    {json.dumps(key)}: {json.dumps(metadata, sort_keys=True)}," for key, metadata in kernels]
             lines[-1] = lines[-1][:-1]
             lines.append("  },")
         lines[-1] = "  }"

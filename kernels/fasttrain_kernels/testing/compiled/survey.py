@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fasttrain_kernels.testing.compiled.cases import CASES, Case, Reach
-from fasttrain_kernels.testing.compiled.facts import Facts
+from fasttrain_kernels.testing.compiled.cases import CASES, CompileCase, Reach
+from fasttrain_kernels.testing.compiled.metadata import KernelMetadata
 from fasttrain_kernels.testing.compiled.recording import RecordedLaunch, record
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one case launches: a kernel with its facts, or the error that the case ended in."""
+    """A kernel that a case launches, with its metadata, or the error that the case ended in."""
 
     target: str
     op: str
     case: str
     kernel: str = ""
     binary: str = ""  # rows with the same one share the binary
-    facts: Facts | None = None
+    metadata: KernelMetadata | None = None
     error: str = ""
 
     @property
@@ -28,8 +28,8 @@ class Row:
 
 
 def survey(target: str, op: str, *, quick: bool = False) -> list[Row]:
-    """Compile all launches of an op's cases for one target; `quick` leaves out what Reach says."""
-    recorded: list[tuple[Case, Sequence[RecordedLaunch], str]] = []
+    """Compile all launches of an op's cases for one target; `quick` skips the cases that Reach names."""
+    recorded: list[tuple[CompileCase, Sequence[RecordedLaunch], str]] = []
     with record(target) as launches:
         for case in CASES[op]:
             if not _wanted(case, target, quick):
@@ -37,19 +37,19 @@ def survey(target: str, op: str, *, quick: bool = False) -> list[Row]:
             first, error = len(launches), ""
             try:
                 case.run()
-            except Exception as failure:  # the survey goes on, and reports it
+            except Exception as failure:  # the survey continues, and reports it
                 error = f"{type(failure).__name__}: {failure}"
             recorded.append((case, launches[first:], error))
     rows = []
     for case, launched, error in recorded:
         for name, launch in _distinct(launched).items():
-            rows.append(Row(target, op, case.name, name, launch.key, launch.facts))
+            rows.append(Row(target, op, case.name, name, launch.key, launch.metadata))
         if error:
             rows.append(Row(target, op, case.name, error=error))
     return rows
 
 
-def _wanted(case: Case, target: str, quick: bool) -> bool:
+def _wanted(case: CompileCase, target: str, quick: bool) -> bool:
     if case.reach is Reach.TILES:
         return not quick or target == "sm_90"
     return case.reach is Reach.CORE or (target == "sm_90" and not quick)

@@ -9,11 +9,12 @@ arguments  what a kernel gets: pointers and scalars, typed as Triton's JIT does
 rewrite    a @triton.jit function as a Python function
 language   triton.language while kernels are interpreted (reductions: tl.reduce; shapes: a cache)
 numerics   arithmetic on tiles, rounded as hardware rounds (libdevice: CUDA's functions)
-memory     loads and stores: checked, executed and booked in the ledger
+memory     loads and stores: checked, executed and counted
+launches   counts of a launch, and errors
 """
 
 from fasttrain_kernels.testing.interpreter.context import interpret
-from fasttrain_kernels.testing.interpreter.ledger import (
+from fasttrain_kernels.testing.interpreter.launches import (
     KernelError,
     Launch,
     Launches,

@@ -19,8 +19,8 @@ from triton.runtime.jit import JITFunction
 from fasttrain_kernels._registration import kernels_on_cpu
 from fasttrain_kernels.testing.interpreter.arguments import Converter, bind
 from fasttrain_kernels.testing.interpreter.language import Replacements, builder, replace_language, replaced, rewritten
-from fasttrain_kernels.testing.interpreter.ledger import KernelError, Launch, Launches
-from fasttrain_kernels.testing.interpreter.memory import Memory
+from fasttrain_kernels.testing.interpreter.launches import KernelError, Launch, Launches
+from fasttrain_kernels.testing.interpreter.memory import GlobalMemory
 from fasttrain_kernels.testing.interpreter.tiles import Tile
 
 _GRID_LIMITS = (2**31 - 1, 65_535, 65_535)  # of CUDA, in x, y and z
@@ -44,7 +44,7 @@ def interpret(
     poison: bool = True,  # uninitialised memory and undefined lanes hold NaN
     tf32: bool = True,  # tl.dot of float32 rounds its operands to tf32 unless input_precision="ieee"
     config: int = 0,  # which of an autotuned kernel's configurations runs
-    locks: bool = False,  # programs take turns at elements by locks of their own: that is no race
+    locks: bool = False,  # programs share elements behind their own locks: no race
 ) -> Iterator[Launches]:
     """Run every launch of a @triton.jit kernel on CPU tensors, and yield the list of launches."""
     if order not in (None, "reverse") and not isinstance(order, int):
@@ -118,12 +118,12 @@ def _launch(
     settings.launches.append(launch)
     convert = Converter(kernel)
     arguments = convert(values)
-    memory = Memory(launch, convert.tensors, locks=settings.locks)
+    memory = GlobalMemory(launch, convert.tensors, locks=settings.locks)
     _run_programs(rewritten(kernel), arguments, memory, settings.order)
 
 
 def _run_programs(
-    function: Callable[..., Any], arguments: dict[str, Any], memory: Memory, order: str | int | None
+    function: Callable[..., Any], arguments: dict[str, Any], memory: GlobalMemory, order: str | int | None
 ) -> None:
     builder.memory = memory
     builder.set_grid_dim(*memory.launch.grid)

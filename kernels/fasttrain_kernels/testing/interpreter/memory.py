@@ -1,6 +1,6 @@
-"""Global memory as a launch sees it: the tensors that it was given, every access checked and booked.
+"""Global memory as a launch sees it: the tensors that it was given, every access checked and counted.
 
-Every pointer in the interpreter knows which argument it was derived from. An address is judged against that argument,
+Every pointer in the interpreter knows which argument it was derived from. An address is checked against that argument,
 not against all memory: an overrun from one tensor into its neighbour is an error too. The bounds are those of the view
 that was passed, so that a kernel which leaves the columns of its part of a packed projection is caught as well.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fasttrain_kernels.testing.interpreter.ledger import Launch, OutOfBounds, Traffic, WriteRace
+from fasttrain_kernels.testing.interpreter.launches import Launch, OutOfBounds, Traffic, WriteRace
 
 _LARGEST_GAP_MAP = 1 << 24  # elements; of views with larger strides only the ends are checked
 
@@ -120,7 +120,7 @@ class _Part(NamedTuple):
     lanes: np.ndarray | None  # a mask over the shape of the access; None for all
 
 
-class Memory:
+class GlobalMemory:
     """Executes the loads and stores of a launch."""
 
     def __init__(self, launch: Launch, tensors: Iterable[tuple[str, Tensor]], *, locks: bool = False) -> None:
@@ -165,8 +165,8 @@ class Memory:
                 )
             argument.elements(itemsize)[places] = values if lanes is None else values[lanes]
 
-    def book_atomic(self, addresses: np.ndarray, mask: np.ndarray | None, itemsize: int, origin: int | None) -> None:
-        """Check and count an atomic, which somebody else executes."""
+    def count_atomic(self, addresses: np.ndarray, mask: np.ndarray | None, itemsize: int, origin: int | None) -> None:
+        """Check and count an atomic, which the builder executes."""
         for argument, places, _ in self._locate("atomic", addresses, mask, itemsize, origin):
             argument.traffic.atomic += places.size * itemsize
             argument.mark_read(places, itemsize)
@@ -232,7 +232,7 @@ def _bytes_of(tensor: Tensor, size: int) -> np.ndarray:
 
 
 def _gap_map(tensor: Tensor, size: int) -> np.ndarray | None:
-    """For a view with gaps: which elements of its span belong to it."""
+    """The elements of its span that belong to a view with gaps, as a mask; None without gaps."""
     distinct = math.prod(n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0)
     if distinct >= size or size > _LARGEST_GAP_MAP:
         return None

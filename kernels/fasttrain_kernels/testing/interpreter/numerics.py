@@ -1,6 +1,6 @@
 """The arithmetic of the interpreter: Triton's operations on numpy arrays, with the rounding that hardware does.
 
-Triton's own interpreter keeps bfloat16 as 16-bit integers: products come out as garbage, casts truncate, and some fp8
+Triton's own interpreter keeps bfloat16 as 16-bit integers: matmuls come out as garbage, casts truncate, and some fp8
 casts are wrong. Here those types are numpy types (from ml_dtypes), so that every operation rounds to nearest even.
 Where Triton leaves a value undefined (a masked lane of a load without `other`), the interpreter can make it NaN.
 """
@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
-from triton._C.libtriton import interpreter as native
+from triton._C.libtriton import interpreter as libtriton_interpreter
 from triton._C.libtriton import ir
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as stock
 
 from fasttrain_kernels.testing.interpreter.libdevice import FUNCTIONS, function_of
-from fasttrain_kernels.testing.interpreter.memory import Memory
+from fasttrain_kernels.testing.interpreter.memory import GlobalMemory
 from fasttrain_kernels.testing.interpreter.shapes import common_shape
 from fasttrain_kernels.testing.interpreter.tiles import NARROW_FLOATS, Tile, numpy_dtype
 
@@ -28,7 +28,7 @@ _BITS = {itemsize: np.dtype(f"uint{8 * itemsize}") for itemsize in (1, 2, 4, 8)}
 
 
 @dataclasses.dataclass(frozen=True)
-class _Options(stock.InterpreterOptions):
+class _BuilderOptions(stock.InterpreterOptions):
     debug: bool = True  # tl.device_assert acts
     sanitize_overflow: bool = False  # integers wrap, as they do on the GPU
     allowed_dot_input_precisions: tuple[str, ...] = ("tf32", "tf32x3", "ieee", "bf16x3", "bf16x6")
@@ -37,13 +37,13 @@ class _Options(stock.InterpreterOptions):
 class Builder(stock.InterpreterBuilder):
     """Executes Triton's operations on the memory of the running launch."""
 
-    memory: Memory
+    memory: GlobalMemory
     poison: bool = True  # undefined values are NaN (-1 for integers)
-    tf32: bool = True  # products of float32 with input_precision="tf32" round their operands, as tensor cores do
+    tf32: bool = True  # matmuls of float32 with input_precision="tf32" round their operands, as tensor cores do
 
     def __init__(self) -> None:
         super().__init__()
-        self.options = _Options()
+        self.options = _BuilderOptions()
         self.codegen_fns["min_dot_size"] = _min_dot_size
 
     def get_bf16(self, value: float) -> Tile:
@@ -82,13 +82,13 @@ class Builder(stock.InterpreterBuilder):
     def create_atomic_rmw(
         self, op: object, pointers: Tile, value: Tile, mask: Tile, sem: object, scope: object
     ) -> Tile:
-        self.memory.book_atomic(pointers.data, mask.data, value.data.dtype.itemsize, pointers.origin)
+        self.memory.count_atomic(pointers.data, mask.data, value.data.dtype.itemsize, pointers.origin)
         if value.data.dtype in NARROW_FLOATS.values():
             return self._narrow_atomic_add(op, pointers, value, mask)
         return super().create_atomic_rmw(op, pointers, value, mask, sem, scope)
 
     def create_atomic_cas(self, pointers: Tile, compare: Tile, value: Tile, sem: object, scope: object) -> Tile:
-        self.memory.book_atomic(pointers.data, None, value.data.dtype.itemsize, pointers.origin)
+        self.memory.count_atomic(pointers.data, None, value.data.dtype.itemsize, pointers.origin)
         return super().create_atomic_cas(pointers, compare, value, sem, scope)
 
     def _narrow_atomic_add(self, op: object, pointers: Tile, value: Tile, mask: Tile) -> Tile:
@@ -104,9 +104,9 @@ class Builder(stock.InterpreterBuilder):
         always = np.ones(1, bool)
         for lane in np.flatnonzero(active):  # one by one: lanes may share an address
             place = addresses[lane : lane + 1]
-            old = native.load(place, always, np.zeros(1, bits), bits).view(dtype)
+            old = libtriton_interpreter.load(place, always, np.zeros(1, bits), bits).view(dtype)
             before[lane] = old[0]
-            native.store(place, (old + terms[lane]).view(bits), always)
+            libtriton_interpreter.store(place, (old + terms[lane]).view(bits), always)
         return Tile(before.reshape(shape), value.dtype.scalar)
 
     # Block pointers and descriptors: Triton's interpreter computes the addresses.
@@ -205,14 +205,14 @@ class Builder(stock.InterpreterBuilder):
         if not condition:
             raise AssertionError(f"tl.device_assert failed: {message}")
 
-    # Products
+    # Matmul
 
     def create_dot(self, a: Tile, b: Tile, accumulator: Tile, input_precision: object, imprecise: object) -> Tile:
         self.memory.launch.flops += 2 * a.data.size * b.data.shape[-1]
         dtype = accumulator.data.dtype
         if a.data.dtype.kind in "iu":
-            product = np.matmul(a.data, b.data, dtype=dtype)
-            return Tile(product + accumulator.data, accumulator.dtype.scalar)
+            result = np.matmul(a.data, b.data, dtype=dtype)
+            return Tile(result + accumulator.data, accumulator.dtype.scalar)
         left, right = a.data, b.data
         on_cuda_cores = left.dtype == np.float32
         if self.tf32 and input_precision == ir.INPUT_PRECISION.TF32 and on_cuda_cores:
@@ -220,7 +220,7 @@ class Builder(stock.InterpreterBuilder):
         if left.dtype == np.float64:
             result = np.matmul(left, right) + accumulator.data
         else:  # a chain of fused multiply-adds, or matrix instructions of 16 terms
-            result = _sum_of_products(left, right, accumulator.data, 1 if on_cuda_cores else 16)
+            result = _matmul_float32(left, right, accumulator.data, 1 if on_cuda_cores else 16)
         return Tile(result.astype(dtype, copy=False), accumulator.dtype.scalar)
 
     # Shapes, and pointer arithmetic: the origin of a pointer stays with it.
@@ -292,7 +292,7 @@ for _name, _function in dict(
 
 
 def _min_dot_size(a: tl.block_type, b: tl.block_type) -> tuple[int, int, int]:  # M, N, K
-    # The smallest product that tensor cores take, as in Triton's CUDA backend.
+    # The smallest matmul that tensor cores take, as in Triton's CUDA backend.
     return (1, 1, 32 if a.scalar.primitive_bitwidth == 8 else 16)
 
 
@@ -314,11 +314,11 @@ def _round_to_tf32(x: np.ndarray) -> np.ndarray:
     return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-def _sum_of_products(a: np.ndarray, b: np.ndarray, accumulator: np.ndarray, step: int) -> np.ndarray:
+def _matmul_float32(a: np.ndarray, b: np.ndarray, accumulator: np.ndarray, step: int) -> np.ndarray:
     """accumulator + a @ b in float32, rounded after every `step` terms, in their order.
 
-    numpy's own product depends on its shape and on which operand is transposed. On a GPU it does not, and kernels may
-    rely on it: recompute a product in backward, and subtract what forward made of it.
+    numpy's own matmul depends on its shape and on which operand is transposed. On a GPU it does not, and kernels may
+    rely on it: recompute a matmul in backward, and subtract what forward made of it.
     """
     total = accumulator.astype(np.float32)
     a, b = a.astype(np.float64), b.astype(np.float64)  # products of two float32 are exact in it

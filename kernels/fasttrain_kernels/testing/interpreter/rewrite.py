@@ -56,7 +56,7 @@ class Rewriter:
         return namespace[_FACTORY](**injected)
 
     def as_tensor(self, value: Any) -> Any:
-        """What an assignment makes of a value: a tensor of a number, anything else as it is."""
+        """Convert as an assignment does: a number to a tensor, anything else as it is."""
         if isinstance(value, tl.tensor):
             return value
         if type(value) in (tuple, tl.tuple):

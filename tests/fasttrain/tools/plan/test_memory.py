@@ -4,7 +4,7 @@ import torch
 from fasttrain.config import BatchConfig, Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig
 from fasttrain.recipes import RECIPES
 from fasttrain.tools.plan.memory import PARTS, chunk_rows, memory
-from fasttrain_kernels.linear_cross_entropy.sweep import dweight_dtype, rows_per_chunk
+from fasttrain_kernels import loss_chunk
 from tests.fasttrain.tools.plan.tracked import tracked_peak
 
 VOCAB, WORLD = 4096, 8
@@ -59,12 +59,13 @@ def test_chunks_are_those_of_the_kernel(tokens, hidden, vocab):
     def planned(precision, device):
         return chunk_rows(tokens, hidden, vocab, precision=precision, device=device)
 
-    h, w = (torch.empty(n, hidden, dtype=torch.bfloat16, device="meta") for n in (tokens, vocab))
-    one = dweight_dtype(h, w, True) == torch.bfloat16
-    assert planned("bf16", "cuda") == (tokens if one else rows_per_chunk(tokens, vocab, 2, True))
-    assert planned("fp16", "cuda") == rows_per_chunk(tokens, vocab, 2, True)
-    assert planned("fp32", "cuda") == rows_per_chunk(tokens, vocab, 4, True)
-    assert planned("bf16", "cpu") == planned("fp32", "cpu") == rows_per_chunk(tokens, vocab, 4, False)
+    def taken(dtype, use_triton):
+        return loss_chunk(tokens, hidden, vocab, dtype=dtype, use_triton=use_triton).tokens
+
+    assert planned("bf16", "cuda") == taken(torch.bfloat16, True)
+    assert planned("fp16", "cuda") == taken(torch.float16, True)
+    assert planned("fp32", "cuda") == taken(torch.float32, True)
+    assert planned("bf16", "cpu") == planned("fp32", "cpu") == taken(torch.float32, False)
 
 
 def test_every_part_is_named_and_the_peak_has_a_moment():

@@ -1,0 +1,31 @@
+"""A covering part of the survey, against the rules and the stored figures."""
+
+from pathlib import Path
+
+import pytest
+import triton
+
+from fasttrain_kernels.testing.compiled import rules
+from fasttrain_kernels.testing.compiled.cases import CASES
+from fasttrain_kernels.testing.compiled.survey import survey
+from fasttrain_kernels.testing.targets import TARGETS
+
+STORED = Path(__file__).parents[4] / "bench" / "results" / "compiled.json"
+
+
+@pytest.mark.parametrize("op", CASES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_shipped_kernels_compile_without_spills_and_no_worse_than_before(target, op):
+    """A covering part of the survey; `python -m fasttrain_kernels.testing.compiled` does all of it."""
+    rows = survey(target, op, quick=True)
+    found = [f"{row.key}: {problem}" for row in rows for problem in rules.problems(row)]
+    assert not found, "\n".join(found)
+    version, figures = rules.read(STORED)
+    if version != triton.__version__:
+        pytest.skip(f"the stored figures are for triton {version}, this is {triton.__version__}")
+    update = f"python -m fasttrain_kernels.testing.compiled --stored {STORED} --op {op} --update"
+    for row in rows:
+        stored = rules.stored_metadata(row, figures)
+        assert stored is not None, f"{row.key} has no stored figures: {update}"
+        worse = rules.regressions(row, stored)
+        assert not worse, f"{row.key}: {'; '.join(worse)}. If it is meant to be: {update}"
