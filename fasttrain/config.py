@@ -288,6 +288,26 @@ class LogConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How `fasttrain generate` draws tokens. No section of Config: a run's own sample has the defaults."""
+
+    temperature: float = 0.8
+    """Above 1: more daring; 0: always the likeliest token."""
+    top_k: int = 40
+    """Only so many tokens, the likeliest; 0: all."""
+    top_p: float = 1.0
+    """Of these, only the likeliest that have so much of the probability together."""
+    seed: int = 0
+    """The same seed gives the same text."""
+
+    def __post_init__(self) -> None:
+        positive = 0 <= self.temperature < math.inf
+        _require(positive, f"generate: temperature {self.temperature} must be 0, for the likeliest token, or above")
+        _require(self.top_k >= 0, f"generate: top_k {self.top_k} must be 0, for all tokens, or above")
+        _require(0 < self.top_p <= 1, f"generate: top_p {self.top_p} must be above 0 and at most 1")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A run."""
 

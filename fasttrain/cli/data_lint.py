@@ -70,7 +70,7 @@ def _opened(options: argparse.Namespace) -> AnyDataset:
     if described and not isinstance(dataset, ExternalDataset):
         raise ValueError(
             f"--tokenizer, --vocab and --separator are for data that does not say: {dataset.path} is a prepared "
-            "dataset and does; leave them out"
+            "dataset and does; remove them"
         )
     return dataset
 

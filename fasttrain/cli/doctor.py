@@ -63,8 +63,8 @@ def _conclude(findings: list[MachineFinding], console: Console) -> None:
             console.print(f"  [{STYLES[level]}]{escape(finding.name)}: {escape(finding.value)}[/]")
             console.print(f"    {escape(finding.remedy)}")
     broken = sum(finding.level == "broken" for finding in findings)
-    verdict = f"[bold red]{broken} broken[/]" if broken else "[bold green]fine[/]: nothing that a run needs is missing"
-    console.print(f"\n{verdict}")
+    outcome = f"[bold red]{broken} broken[/]" if broken else "[bold green]fine[/]: nothing that a run needs is missing"
+    console.print(f"\n{outcome}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fasttrain.cli.errors import user_errors
+from fasttrain.cli.options import RUN_HELP, parsed
+from fasttrain.fs import check_is_new
 from fasttrain.units import disk_size, parse_bytes
 
 if TYPE_CHECKING:
@@ -28,12 +30,11 @@ def main(arguments: Sequence[str]) -> int:
     """Exit code 0: written; 2: a mistake in the command, or a corrupt checkpoint."""
     options = _parser().parse_args(arguments)
     with user_errors(PROGRAM):
+        check_is_new(options.out)
         from fasttrain.checkpoint import find
         from fasttrain.distributed.runtime import DTYPES
-        from fasttrain.fs import check_is_new
         from fasttrain.hf.export import describe, export, weights
 
-        check_is_new(options.out)
         checkpoint = find(options.run)
         source = describe(checkpoint, options.tokenizer)
         total = weights(checkpoint, source.settings.model, DTYPES[options.dtype]).bytes
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         with _progress(screen) as progress:
             task = progress.add_task("writing", total=total)
             result = export(
-                source, options.out, dtype=options.dtype, shard=options.shard_size,
+                source, options.out, dtype=options.dtype, shard=int(options.shard_size),
                 on_progress=lambda written: progress.advance(task, written),
             )  # fmt: skip
     _tell(result, source, options.dtype)
@@ -72,25 +73,11 @@ def _progress(screen: Console) -> Progress:
     return Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
 
 
-def _bytes(text: str) -> int:
-    try:
-        found = int(parse_bytes(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if found < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be above 0")
-    return found
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM, description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "run",
-        metavar="RUN[@STEP]",
-        help="a run (its last checkpoint), one of its steps, or a checkpoint's own directory",
-    )
+    parser.add_argument("run", metavar="RUN[@STEP]", help=RUN_HELP)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new or an empty directory")
     parser.add_argument(
         "--dtype",
@@ -100,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--shard-size",
-        type=_bytes,
+        type=parsed(parse_bytes),
         default=5 * 10**9,
         metavar="BYTES",
         help="of a file of weights, at most: 5GB (default), 500MB, ...",

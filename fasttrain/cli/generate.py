@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fasttrain.cli.errors import user_errors
 from fasttrain.cli.options import RUN_HELP, add_device, at_least, runtime_of
+from fasttrain.config import SamplingConfig
 
 if TYPE_CHECKING:
     from fasttrain.tools.generate import Continuation, Sampling
@@ -34,20 +35,17 @@ def main(arguments: Sequence[str]) -> int:
     """Exit code 0: all texts are there; 2: a mistake in the command."""
     options = _parser().parse_args(arguments)
     with user_errors(PROGRAM):
+        checked = SamplingConfig(
+            temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed
+        )
         prompts = _prompts(options)
         from fasttrain.tools.generate import Sampling
         from fasttrain.tools.trained_model import load_model
 
-        sampling = Sampling(
-            temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed
-        )
+        sampling = Sampling(**vars(checked))
         with runtime_of(options) as runtime:
             loaded = load_model(
-                options.run,
-                device=runtime.device,
-                dtype=runtime.dtype,
-                data=options.data,
-                tokenizer=options.tokenizer,
+                options.run, device=runtime.device, dtype=runtime.dtype, data=options.data, tokenizer=options.tokenizer
             )
             writer = Writer(loaded, sampling, options)
             if options.interactive:
@@ -180,7 +178,7 @@ def _prompts(options: argparse.Namespace) -> list[str]:
     given = [*options.prompt, *files]
     if options.interactive and (given or options.json):
         raise ValueError(
-            "--interactive asks for its prompts and shows the texts; leave out --prompt, --prompt-file and --json"
+            "--interactive asks for its prompts and shows the texts; remove --prompt, --prompt-file and --json"
         )
     if not given and not options.interactive:
         raise ValueError("there is no prompt; add --prompt TEXT, --prompt-file FILE, or --interactive")
@@ -197,19 +195,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     what.add_argument("--interactive", action="store_true", help="ask for prompts, one a line")
     what.add_argument("--samples", type=at_least(1), default=1, metavar="N", help="texts for each prompt (1)")
-    how = parser.add_argument_group("how")
+    how, defaults = parser.add_argument_group("how"), SamplingConfig()
     how.add_argument("--tokens", type=at_least(1), default=128, metavar="N", help="length of a continuation (128)")
     how.add_argument(
-        "--temperature", type=float, default=0.8, metavar="T",
-        help="above 1: more daring; 0: the likeliest token, always (0.8)",
+        "--temperature", type=float, default=defaults.temperature, metavar="T",
+        help=f"above 1: more daring; 0: the likeliest token, always ({defaults.temperature})",
     )  # fmt: skip
     how.add_argument(
-        "--top-k", type=int, default=40, metavar="K",
-        help="only the K likeliest tokens; 0: all (40)",
+        "--top-k", type=int, default=defaults.top_k, metavar="K",
+        help=f"only the K likeliest tokens; 0: all ({defaults.top_k})",
     )  # fmt: skip
     how.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P",
-        help="of these, only the likeliest that have P of the probability together (1)",
+        "--top-p", type=float, default=defaults.top_p, metavar="P",
+        help=f"of these, only the likeliest that have P of the probability together ({defaults.top_p:g})",
     )  # fmt: skip
     how.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed gives the same text (0)")
     how.add_argument("--ignore-end", action="store_true", help="never end a document before the last token")

@@ -28,6 +28,18 @@ def at_least(least: int, why: str = "") -> Callable[[str], int]:
     return number
 
 
+def parsed(parse: Callable[[str], float]) -> Callable[[str], float]:
+    """The type of an option that a function of fasttrain.units reads."""
+
+    def value(text: str) -> float:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return value
+
+
 def add_device(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where there is one"

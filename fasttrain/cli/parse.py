@@ -66,7 +66,7 @@ def load(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]], prog:
 def _found(arguments: Sequence[str], default: Config) -> Mapping[str, Any]:
     """What the checkpoint that --from_hf names says of the model, in place of what the recipe says.
 
-    A run that has begun knows it too, and goes on without the checkpoint.
+    A run that has begun knows it too, and continues without the checkpoint.
     """
     named = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     named.add_argument("--from_hf", "--from-hf", default=default.from_hf, nargs="?")

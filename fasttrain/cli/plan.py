@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fasttrain.cli.options import at_least, parsed
 from fasttrain.cli.parse import load
 from fasttrain.config import Config
 from fasttrain.fs import free_bytes
@@ -39,8 +40,8 @@ def main(arguments: Sequence[str]) -> int:
     options, rest = parser.parse_known_args(arguments)
     settings = load([*_sources(options), *rest], RECIPES, PROGRAM)
     try:
-        vocab = vocab_of(settings)
         hardware = _hardware(options)
+        vocab = vocab_of(settings)
         plan = _plan(options, settings, hardware, vocab, _stated(options, settings))
     except (ValueError, OSError) as error:
         parser.error(str(error))
@@ -122,10 +123,10 @@ def _plan(options: argparse.Namespace, settings: Config, hardware: Hardware, voc
 
 def _hardware(options: argparse.Namespace) -> Hardware:
     if options.gpu == "cpu":
+        if options.gpus != 1:
+            raise ValueError(f"--gpus {options.gpus}: cpu is this machine, and one rank; remove --gpus")
         from fasttrain.tools.plan.cpu import cpu_hardware
 
-        if options.gpus != 1:
-            raise ValueError(f"--gpus {options.gpus}: cpu is this machine, and one rank; leave --gpus out")
         return cpu_hardware()
     memory = None
     if options.fit is not None:
@@ -133,9 +134,6 @@ def _hardware(options: argparse.Namespace) -> Hardware:
     name = options.gpu or (_smallest_with(memory) if memory else None)
     if name is None:
         raise ValueError(f"--gpu is required; one of {', '.join(gpus())}, or cpu")
-    for given in ("gpus", "gpus_per_node"):
-        if (getattr(options, given) or 1) < 1:
-            raise ValueError(f"--{given.replace('_', '-')} must be at least 1")
     network = options.network * 1e9 / 8 if options.network else None
     node = min(options.gpus_per_node, options.gpus) if options.gpus_per_node else None
     return Hardware.of(
@@ -150,17 +148,17 @@ def _smallest_with(memory: float) -> str:
 
 def _stated(options: argparse.Namespace, settings: Config) -> Stated:
     size, size_from = _size(options, settings)
-    dataset = {"": parse_count(options.dataset_tokens)} if options.dataset_tokens else dataset_tokens(settings)
+    dataset = {"": options.dataset_tokens} if options.dataset_tokens else dataset_tokens(settings)
     disk, disk_from = None, ""
     if options.disk is not None:
-        disk, disk_from = parse_bytes(options.disk), "--disk"
+        disk, disk_from = options.disk, "--disk"
     elif options.gpu == "cpu" or settings.out.exists():  # the run is to be here
         disk, disk_from = free_bytes(settings.out), str(settings.out)
     return Stated(
         size=size,
         size_from=size_from,
         size_is_a_name=not options.size,
-        tokens=parse_count(options.tokens) if options.tokens else None,
+        tokens=options.tokens,
         dataset=dataset,
         disk=disk,
         disk_from=disk_from,
@@ -211,15 +209,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--recipe", metavar="NAME", help=f"one of {', '.join(RECIPES)}")
     parser.add_argument("--config", metavar="FILE", action="append", default=[], help="a TOML file (repeatable)")
     parser.add_argument("--gpu", metavar="NAME", help=f"{', '.join(gpus())}, or cpu: this machine, measured")
-    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="how many (default: 1)")
-    parser.add_argument("--gpus-per-node", type=int, metavar="N", help="default: as the usual node has")
+    parser.add_argument("--gpus", type=at_least(1), default=1, metavar="N", help="how many (default: 1)")
+    parser.add_argument("--gpus-per-node", type=at_least(1), metavar="N", help="default: as the usual node has")
     parser.add_argument("--network", type=float, metavar="GBIT", help="Gbit/s of a node; default: of the usual node")
     parser.add_argument("--price", type=float, metavar="USD", help="per GPU-hour; default: the table's")
     parser.add_argument("--size", metavar="N", help="parameters that the model is said to have, as 550m")
-    parser.add_argument("--tokens", metavar="N", help="tokens that the run is said to see, as 12.8B")
-    parser.add_argument("--dataset-tokens", metavar="N", help="tokens of the dataset, if it is not here")
+    parser.add_argument(
+        "--tokens", type=parsed(parse_count), metavar="N", help="tokens that the run is said to see, as 12.8B"
+    )
+    parser.add_argument(
+        "--dataset-tokens", type=parsed(parse_count), metavar="N", help="tokens of the dataset, if it is not here"
+    )
     parser.add_argument(
         "--disk",
+        type=parsed(parse_bytes),
         metavar="SIZE",
         help="disk space for checkpoints, as 10TB; default: what is free where --out exists",
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from fasttrain.recipes import RECIPES
 from fasttrain.units import plural
 
 if TYPE_CHECKING:
+    from fasttrain.config import Config
     from fasttrain.tools.verify_resume import Trial
 
 PROGRAM = "fasttrain verify-resume"
@@ -37,13 +39,15 @@ def main(arguments: Sequence[str]) -> int:
     """Exit code 0: passed; 1: something differs, or a run failed; 2: a mistake; 128 + n: ended by signal n."""
     options, rest = _parser().parse_known_args(arguments)
     settings = load(rest, RECIPES, PROGRAM)
+    with user_errors(PROGRAM):
+        kill_at = _kill_at(options, settings)
     from fasttrain.tools.run_process import RunFailed
     from fasttrain.tools.verify_resume import plan_trial, verify_resume
 
     try:
         with user_errors(PROGRAM), _ended_by_signals():
             trial = plan_trial(
-                settings, steps=options.steps, kill_at=options.kill_at, save_every=options.save_every,
+                settings, steps=options.steps, kill_at=kill_at, save_every=options.save_every,
                 ranks=options.ranks, other_ranks=options.other_ranks,
             )  # fmt: skip
             with _directory(options.keep) as directory, _TrialProgress() as progress:
@@ -113,14 +117,30 @@ def _print(found: dict[str, Any], screen: Console) -> None:
     screen.print(rows)
 
 
+def _kill_at(options: argparse.Namespace, settings: Config) -> int:
+    """The step to kill a run after. Mistakes of the user show here, before torch is imported."""
+    steps, every, keep = options.steps, options.save_every, options.keep
+    kill_at = options.kill_at or max(steps // 2 // every, 1) * every
+    if "RANK" in os.environ:
+        raise ValueError("it starts its ranks itself; call it without torchrun")
+    if settings.resume not in ("auto", "never"):
+        raise ValueError(f"--resume {settings.resume}: the runs that are compared begin at step 0; remove it")
+    if kill_at % every or kill_at >= steps:
+        raise ValueError(
+            f"--kill-at {kill_at} must be a step that is saved, a multiple of --save-every ({every}), and below "
+            f"--steps ({steps})"
+        )
+    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        raise ValueError(f"--keep {keep} must be a new or an empty directory")
+    return kill_at
+
+
 @contextmanager
 def _directory(keep: Path | None) -> Iterator[Path]:
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="fasttrain-verify-resume-") as directory:
             yield Path(directory)
         return
-    if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise ValueError(f"--keep {keep} must be a new or an empty directory")
     keep.mkdir(parents=True, exist_ok=True)
     yield keep
 

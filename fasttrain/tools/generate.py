@@ -20,7 +20,6 @@ B rows, S slots of a row, N tokens of all prompts, H query heads, Hk key heads, 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -31,6 +30,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from fasttrain.config import SamplingConfig
 from fasttrain.model import Decoder
 from fasttrain_kernels import attention
 
@@ -38,22 +38,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
+class Sampling(SamplingConfig):
     """How tokens are drawn."""
-
-    temperature: float = 0.8  # 0: always the likeliest
-    top_k: int = 40  # 0: all
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"generate: temperature {self.temperature} must be 0, for the likeliest token, or above")
-        if self.top_k < 0:
-            raise ValueError(f"generate: top_k {self.top_k} must be 0, for all tokens, or above")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"generate: top_p {self.top_p} must be above 0 and at most 1")
 
     def numbers(self, samples: Sequence[int], tokens: int) -> Tensor:  # (B, tokens) float64 in [0, 1)
         """For each text, by its own number as a sample: as many as it has tokens."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -72,23 +71,12 @@ def plan_trial(
     settings: Config,
     *,
     steps: int,
-    kill_at: int | None = None,  # None: in the middle
+    kill_at: int,
     save_every: int = 1,
     ranks: int | None = None,  # None: as many as there are GPUs; as few as possible on a CPU
     other_ranks: int | None = None,  # None: any other number that is possible; 0: none
 ) -> Trial:
-    """The trial that is asked for. A mistake of the user's shows here."""
-    if "RANK" in os.environ:
-        raise ValueError("it starts its ranks itself; call it without torchrun")
-    if settings.resume not in ("auto", "never"):
-        raise ValueError(f"--resume {settings.resume}: the runs that are compared begin at step 0; leave it out")
-    if kill_at is None:
-        kill_at = max(steps // 2 // save_every, 1) * save_every
-    if kill_at % save_every or not 0 < kill_at < steps:
-        raise ValueError(
-            f"--kill-at {kill_at} must be a step that is saved, a multiple of --save-every ({save_every}), and below "
-            f"--steps ({steps})"
-        )
+    """The trial that is asked for. Numbers of ranks that cannot be are an error."""
     gpus = torch.cuda.device_count() if settings.parallel.device != "cpu" else 0
     ranks = _ranks(settings, gpus, ranks)
     other_ranks = _other_ranks(settings, gpus, ranks, other_ranks)

@@ -6,21 +6,22 @@ without a compiler, is told so.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 # broken: needed, and a run would fail or be wrong; warning: a run would be slower, or may fail; missing: worth having
 Level = Literal["ok", "missing", "warning", "broken"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class MachineFinding:
     """One thing that was looked at, what was found, and what to do about it."""
 
-    section: str
     name: str
     value: str
+    _: KW_ONLY
     level: Level = "ok"
     remedy: str = ""  # a command, or a sentence; where level is not ok
     figure: float | None = None  # the value, for scripts
     unit: str = ""
+    section: str = ""  # what it is shown under

@@ -46,8 +46,11 @@ def examine(settings: Config, out: Path, *, quick: bool) -> Iterator[MachineFind
         ("disk", disk(out, measure=not quick)),
         ("speed", () if quick else speed(torch.device("cuda" if on_gpu else "cpu"))),
     ):
-        for finding in findings:
-            yield replace(finding, section=section)
+        try:
+            for finding in findings:
+                yield replace(finding, section=section)
+        except ImportError as error:  # of the trainer itself: ops() says it once more, with its remedy
+            yield MachineFinding("nothing", str(error), section=section)
 
 
 def estimate(settings: Config, cores: int) -> Iterator[MachineFinding]:
@@ -64,9 +67,11 @@ def estimate(settings: Config, cores: int) -> Iterator[MachineFinding]:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if parallel.device == "cuda" and not gpus:
         yield MachineFinding(
-            "device", "parallel.device is cuda, and torch sees no GPU", level="broken",
+            "device",
+            "parallel.device is cuda, and torch sees no GPU",
+            level="broken",
             remedy="set parallel.device to auto, or see above why no GPU is seen",
-        )  # fmt: skip
+        )
         return
     device = torch.device("cuda" if gpus and parallel.device != "cpu" else "cpu")
     precision = resolve_precision(parallel.precision, device)
@@ -111,9 +116,11 @@ def _attention(settings: Config, device: torch.device, dtype: torch.dtype) -> Ma
     if ("cpp", cpp.missing()) not in before:
         return MachineFinding("attention", value)
     return MachineFinding(
-        "attention", value, level="missing",
+        "attention",
+        value,
+        level="missing",
         remedy="apt-get install g++ (or set CXX): without its C++, attention takes about 1.6 times as long",
-    )  # fmt: skip
+    )
 
 
 def ops() -> Iterator[MachineFinding]:
@@ -121,9 +128,7 @@ def ops() -> Iterator[MachineFinding]:
     try:
         from fasttrain_kernels.testing import self_check
     except ImportError as error:
-        yield MachineFinding(
-            "kernel library", str(error), level="broken", remedy="pip install the package above"
-        )
+        yield MachineFinding("kernel library", str(error), level="broken", remedy="pip install the package above")
         return
     for case in self_check.CASES:
         for implementation in self_check.training_implementations():
@@ -141,9 +146,7 @@ def _checked(self_check: Any, case: Any, implementation: Any) -> MachineFinding:
         return MachineFinding(name, value, level="broken", remedy=remedy)
     share = max(result.error / result.tolerance for result in results)
     if wrong := [result for result in results if not result.ok]:
-        return MachineFinding(
-            name, f"{how}: {wrong[0]}", level="broken", remedy=remedy, figure=share
-        )
+        return MachineFinding(name, f"{how}: {wrong[0]}", level="broken", remedy=remedy, figure=share)
     return MachineFinding(name, f"{how}: OK ({share:.0%} of tolerance)", figure=share)
 
 
@@ -165,9 +168,7 @@ def speed(device: torch.device) -> Iterator[MachineFinding]:
             )
         yield MachineFinding(f"matmul {name}", text, figure=rates[dtype], unit="FLOP/s")
     rate = copy_rate(device)
-    yield MachineFinding(
-        "memory", f"{rate / 1e9:,.1f} GB/s, reading and writing", figure=rate, unit="B/s"
-    )
+    yield MachineFinding("memory", f"{rate / 1e9:,.1f} GB/s, reading and writing", figure=rate, unit="B/s")
 
 
 def disk(out: Path, *, measure: bool) -> Iterator[MachineFinding]:
@@ -178,16 +179,18 @@ def disk(out: Path, *, measure: bool) -> Iterator[MachineFinding]:
     free = free_bytes(directory)
     remedy = f"a few checkpoints fill it: free some disk space in {directory}, or choose another --out"
     yield MachineFinding(
-        "free", f"{disk_size(free)} in {directory.absolute()}", figure=free, unit="bytes",
-        level="ok" if free >= LITTLE else "warning", remedy="" if free >= LITTLE else remedy,
-    )  # fmt: skip
+        "free",
+        f"{disk_size(free)} in {directory.absolute()}",
+        figure=free,
+        unit="bytes",
+        level="ok" if free >= LITTLE else "warning",
+        remedy="" if free >= LITTLE else remedy,
+    )
     try:
         written, seconds = write_and_sync(directory, WRITTEN if measure else CHUNK)
     except OSError as error:
         remedy = f"make it writable (chown, or remount), or choose another --out than {out}"
-        yield MachineFinding(
-            "write", f"cannot write: {error.strerror or error}", level="broken", remedy=remedy
-        )
+        yield MachineFinding("write", f"cannot write: {error.strerror or error}", level="broken", remedy=remedy)
         return
     if measure:
         rate = written / seconds

@@ -21,7 +21,6 @@ from fasttrain.metrics import device_name
 from fasttrain.tools.doctor import Level, MachineFinding
 from fasttrain.units import memory_size
 
-SECTION, LIMITS = "hardware", "limits"
 ROOT = Path("/")
 FILES = 4096  # open files: ranks, shards of data, sockets
 SHARED = 2**30  # bytes of /dev/shm: NCCL's buffers between the GPUs of a node
@@ -49,18 +48,20 @@ def machine(root: Path = ROOT) -> Iterator[MachineFinding]:
     cores, threads = Cores.of(root), torch.get_num_threads()
     share = f"{cores.usable} of {cores.installed} cores ({cores.why})" if cores.why else f"{cores.usable} cores"
     name = device_name(torch.device("cpu"))
-    yield MachineFinding(section=SECTION, name="processor", value=f"{name}, {share}", figure=cores.usable, unit="cores")
+    yield MachineFinding("processor", f"{name}, {share}", figure=cores.usable, unit="cores")
     if threads > cores.usable:
         yield MachineFinding(
-            section=SECTION, name="threads", value=f"{threads} threads for {cores.usable} cores", level="warning",
+            "threads",
+            f"{threads} threads for {cores.usable} cores",
+            level="warning",
             remedy=f"export OMP_NUM_THREADS={cores.usable}: more threads than cores wait for each other",
-        )  # fmt: skip
+        )
     installed, limit = _meminfo(root), memory_limit(root)
     total = min(installed["MemTotal"], limit)
     text = f"{memory_size(total)}, {memory_size(min(installed['MemAvailable'], limit))} of it available"
     if limit < installed["MemTotal"]:
         text += f" ({memory_size(installed['MemTotal'])} are installed; a cgroup has the limit)"
-    yield MachineFinding(section=SECTION, name="memory", value=text, figure=total, unit="bytes")
+    yield MachineFinding("memory", text, figure=total, unit="bytes")
 
 
 def limits(*, gpus: int, shared: Path = Path("/dev/shm")) -> Iterator[MachineFinding]:
@@ -83,9 +84,8 @@ def limits(*, gpus: int, shared: Path = Path("/dev/shm")) -> Iterator[MachineFin
 
 def _limit(name: str, value: str, limit: int, *, fine: bool, remedy: str) -> MachineFinding:
     return MachineFinding(
-        section=LIMITS,
-        name=name,
-        value=value,
+        name,
+        value,
         level="ok" if fine else "warning",
         remedy="" if fine else remedy,
         figure=None if limit == resource.RLIM_INFINITY else float(limit),
@@ -155,14 +155,16 @@ def cards(driver: Path = DRIVER) -> Iterator[MachineFinding]:
     nvml = _nvml()
     if nvml is None:
         if not seen and not driver.exists():
-            yield MachineFinding(section=SECTION, name="GPUs", value="none: runs are on the CPU", figure=0)
+            yield MachineFinding("GPUs", "none: runs are on the CPU", figure=0)
             return
         yield MachineFinding(
-            section=SECTION, name="NVML", value="nvidia-ml-py is not installed", level="missing",
+            "NVML",
+            "nvidia-ml-py is not installed",
+            level="missing",
             remedy="pip install 'fasttrain[nvml]': driver, clocks, power and errors, here and in a run's metrics",
-        )  # fmt: skip
+        )
         for index in range(seen):
-            yield MachineFinding(section=SECTION, name=f"GPU {index}", value=torch.cuda.get_device_name(index))
+            yield MachineFinding(f"GPU {index}", torch.cuda.get_device_name(index))
         yield from _usable(seen, max(seen, int(driver.exists())))
         return
     try:
@@ -171,18 +173,18 @@ def cards(driver: Path = DRIVER) -> Iterator[MachineFinding]:
     except nvml.NVMLError as error:
         if driver.exists() or seen:
             yield MachineFinding(
-                section=SECTION, name="driver", value=f"NVML: {error}", level="broken",
+                "driver",
+                f"NVML: {error}",
+                level="broken",
                 remedy="nvidia-smi, as any user, must list the GPUs; reboot after an update of the driver",
-            )  # fmt: skip
+            )
         else:
-            yield MachineFinding(section=SECTION, name="GPUs", value="none: runs are on the CPU", figure=0)
+            yield MachineFinding("GPUs", "none: runs are on the CPU", figure=0)
         return
-    yield MachineFinding(section=SECTION, name="GPUs", value=str(count), figure=count)
+    yield MachineFinding("GPUs", str(count), figure=count)
     cuda = _ask(nvml, nvml.nvmlSystemGetCudaDriverVersion)
     supports = f", CUDA up to {cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""
-    yield MachineFinding(
-        section=SECTION, name="driver", value=f"{_text(_ask(nvml, nvml.nvmlSystemGetDriverVersion))}{supports}"
-    )
+    yield MachineFinding("driver", f"{_text(_ask(nvml, nvml.nvmlSystemGetDriverVersion))}{supports}")
     for index in range(count):
         yield from _card(nvml, index)
     yield from _usable(seen, count)
@@ -193,9 +195,7 @@ def _usable(seen: int, installed: int) -> Iterator[MachineFinding]:
         return
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and seen:
-        yield MachineFinding(
-            section=SECTION, name="visible GPUs", value=f"{seen} of {installed}, by CUDA_VISIBLE_DEVICES={visible}"
-        )
+        yield MachineFinding("visible GPUs", f"{seen} of {installed}, by CUDA_VISIBLE_DEVICES={visible}")
         return
     if visible is not None:
         remedy = "unset CUDA_VISIBLE_DEVICES, which hides all of them"
@@ -205,9 +205,7 @@ def _usable(seen: int, installed: int) -> Iterator[MachineFinding]:
         remedy = (
             f"torch is built for CUDA {torch.version.cuda}: update the driver, or install a build for an older CUDA"
         )
-    yield MachineFinding(
-        section=SECTION, name="visible GPUs", value=f"torch sees {seen} of {installed}", level="broken", remedy=remedy
-    )
+    yield MachineFinding("visible GPUs", f"torch sees {seen} of {installed}", level="broken", remedy=remedy)
 
 
 def _card(nvml: Any, index: int) -> Iterator[MachineFinding]:
@@ -218,7 +216,7 @@ def _card(nvml: Any, index: int) -> Iterator[MachineFinding]:
 
     def finding(name: str, value: str, remedy: str, *, broken: bool = False) -> MachineFinding:
         level: Level = "broken" if broken else "warning"
-        return MachineFinding(section=SECTION, name=f"GPU {index} {name}", value=value, level=level, remedy=remedy)
+        return MachineFinding(f"GPU {index} {name}", value, level=level, remedy=remedy)
 
     name, memory = _text(ask("nvmlDeviceGetName")), ask("nvmlDeviceGetMemoryInfo")
     known = gpu_of_device(name)
@@ -231,7 +229,7 @@ def _card(nvml: Any, index: int) -> Iterator[MachineFinding]:
         f"{limit / 1000:.0f} W" if limit else "",
         _links(nvml, ask),
     ]
-    yield MachineFinding(section=SECTION, name=f"GPU {index}", value=", ".join(filter(None, parts)))
+    yield MachineFinding(f"GPU {index}", ", ".join(filter(None, parts)))
     if memory and memory.used > IN_USE:
         yield finding("memory", f"{memory_size(memory.used)} are in use already", "nvidia-smi shows by which process")
     if limit and usual and limit < usual:
@@ -247,9 +245,11 @@ def _card(nvml: Any, index: int) -> Iterator[MachineFinding]:
     errors = ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
     if errors:
         yield finding(
-            "ECC", f"{errors} uncorrected memory errors since the driver was loaded",
-            f"nvidia-smi -i {index} -r (or reboot); if they return, the card has to be replaced", broken=True,
-        )  # fmt: skip
+            "ECC",
+            f"{errors} uncorrected memory errors since the driver was loaded",
+            f"nvidia-smi -i {index} -r (or reboot); if they return, the card has to be replaced",
+            broken=True,
+        )
 
 
 def _links(nvml: Any, ask: Callable[..., Any]) -> str:

@@ -18,7 +18,6 @@ from fasttrain import config
 from fasttrain.distributed.runtime import cpp_compiler, missing_compiler
 from fasttrain.tools.doctor import Level, MachineFinding
 
-SECTION, VARIABLES = "software", "environment"
 EXTRAS = {  # extra of pyproject.toml: a package of it, and what it is for
     "tensorboard": ("tensorboard", "curves of runs (log.tensorboard)"),
     "wandb": ("wandb", "curves on Weights & Biases (log.wandb)"),
@@ -51,9 +50,7 @@ SUSPICIOUS: dict[str, tuple[tuple[str, ...] | None, str]] = {
 
 def versions(settings: config.Config, *, on_gpu: bool) -> Iterator[MachineFinding]:
     """Of what a run is made of."""
-    yield MachineFinding(
-        section=SECTION, name="fasttrain", value=f"{fasttrain.__version__}, Python {platform.python_version()}"
-    )
+    yield MachineFinding("fasttrain", f"{fasttrain.__version__}, Python {platform.python_version()}")
     build = (
         f"CUDA {torch.version.cuda}"
         if torch.version.cuda
@@ -64,7 +61,7 @@ def versions(settings: config.Config, *, on_gpu: bool) -> Iterator[MachineFindin
     nccl = ""
     if torch.version.cuda and torch.distributed.is_nccl_available():
         nccl = ", NCCL " + ".".join(map(str, torch.cuda.nccl.version()))
-    yield MachineFinding(section=SECTION, name="torch", value=f"{torch.__version__}, built for {build}{nccl}")
+    yield MachineFinding("torch", f"{torch.__version__}, built for {build}{nccl}")
     yield _package(
         "triton", "triton", level="broken", remedy="pip install 'triton>=3.7': the kernel library imports it"
     )
@@ -72,9 +69,9 @@ def versions(settings: config.Config, *, on_gpu: bool) -> Iterator[MachineFindin
         remedy = "pip install 'fasttrain[flash]' (needs nvcc): a further attention backend, the fastest on many GPUs"
         yield _package("flash-attn", "flash-attn", level="missing", remedy=remedy)
     elif _version("flash-attn"):
-        yield MachineFinding(section=SECTION, name="flash-attn", value=f"{_version('flash-attn')}; not used on a CPU")
+        yield MachineFinding("flash-attn", f"{_version('flash-attn')}; not used on a CPU")
     else:
-        yield MachineFinding(section=SECTION, name="flash-attn", value="not installed; not used on a CPU")
+        yield MachineFinding("flash-attn", "not installed; not used on a CPU")
     yield _compiler(settings, on_gpu=on_gpu)
     for extra, (package, purpose) in EXTRAS.items():
         needed = extra == "wandb" and bool(settings.log.wandb)
@@ -89,11 +86,9 @@ def variables(environment: Mapping[str, str], interfaces: Path = Path("/sys/clas
         meaning = _meaning(name, value, interfaces)
         level: Level = "warning" if meaning else "ok"
         remedy = f"unset {name}, unless you mean it: {meaning}" if meaning else ""
-        yield MachineFinding(section=VARIABLES, name=name, value=value or '""', level=level, remedy=remedy)
+        yield MachineFinding(name, value or '""', level=level, remedy=remedy)
     if not found:
-        yield MachineFinding(
-            section=VARIABLES, name="variables", value=f"none of {', '.join(f'{p}*' for p in PREFIXES)} is set"
-        )
+        yield MachineFinding("variables", f"none of {', '.join(f'{p}*' for p in PREFIXES)} is set")
 
 
 def _meaning(name: str, value: str, interfaces: Path) -> str:
@@ -121,8 +116,8 @@ def _compiler(settings: config.Config, *, on_gpu: bool) -> MachineFinding:
         why = "parallel.compile is on, and needs it" if wanted == "on" else "blocks are compiled for long runs"
         remedy = f"apt-get install g++ python3-dev: {why}"
     if missing:
-        return MachineFinding(section=SECTION, name="compiler", value=missing, level=level, remedy=remedy)
-    return MachineFinding(section=SECTION, name="compiler", value=_first_line(found))
+        return MachineFinding("compiler", missing, level=level, remedy=remedy)
+    return MachineFinding("compiler", _first_line(found))
 
 
 def _first_line(program: str) -> str:
@@ -135,8 +130,8 @@ def _first_line(program: str) -> str:
 
 def _package(name: str, package: str, *, level: Level, remedy: str) -> MachineFinding:
     if version := _version(package):
-        return MachineFinding(section=SECTION, name=name, value=version if name == package else f"{package} {version}")
-    return MachineFinding(section=SECTION, name=name, value=f"{package} is not installed", level=level, remedy=remedy)
+        return MachineFinding(name, version if name == package else f"{package} {version}")
+    return MachineFinding(name, f"{package} is not installed", level=level, remedy=remedy)
 
 
 def _version(package: str) -> str:

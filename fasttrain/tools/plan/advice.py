@@ -193,10 +193,10 @@ def _about_recomputation(plan: Plan) -> list[str]:
     others = ", ".join(
         f"{name} {value / rate - 1:+.1%} (batch.micro {m})" for name, (value, m) in rates.items() if name != best
     )
-    verdict = "is not worth it" if best == "none" else f"pays: {best}"
+    worth = "is not worth it" if best == "none" else f"pays: {best}"
     tail = f"; against it {others}" if others else "; nothing else fits"
     change = "" if now == best and micro == settings.batch.micro else f" ({rate / plan.speed.rate - 1:+.1%} from here)"
-    return [f"recomputation {verdict}, with batch.micro {micro}{change}{tail}"]
+    return [f"recomputation {worth}, with batch.micro {micro}{change}{tail}"]
 
 
 def _about_sharding(plan: Plan) -> list[str]:

@@ -25,15 +25,7 @@ from fasttrain.tools.plan.estimate import Hardware, Plan, precision_of
 from fasttrain.tools.plan.memory import memory
 from fasttrain.tools.plan.sizes import Stated, sizes
 from fasttrain.tools.plan.speed import SpeedEstimate
-from fasttrain_kernels import (
-    add_rms_norm,
-    attention,
-    linear,
-    linear_cross_entropy,
-    qk_norm_rope,
-    rotary_table,
-    swiglu,
-)
+from fasttrain_kernels import add_rms_norm, attention, linear, linear_cross_entropy, qk_norm_rope, rotary_table, swiglu
 
 BAND = 0.2  # of the speed: what bench/test_plan.py allows
 TOKENS = 2048  # that an op is measured on, at most

@@ -118,14 +118,7 @@ class _StepMemory:
     """Bytes of everything, and the moments that they add up to."""
 
     def __init__(
-        self,
-        settings: config.Config,
-        vocab: int,
-        dp_size: int,
-        precision: str,
-        device: str,
-        loss: Loss,
-        compiled: bool,
+        self, settings: config.Config, vocab: int, dp_size: int, precision: str, device: str, loss: Loss, compiled: bool
     ) -> None:
         model, parallel, batch = settings.model, settings.parallel, settings.batch
         self.model, self.parallel, self.device, self.vocab = model, parallel, device, vocab

@@ -69,11 +69,7 @@ def _tiles(plan: Plan) -> str:
     tiles = [
         ("parameters", count(plan.sizes.parameters.total), f"{plan.sizes.parameters.total:,}"),
         ("tokens", count(plan.sizes.tokens), f"{plan.sizes.tokens_per_parameter:,.1f} per parameter"),
-        (
-            "memory of a GPU",
-            memory_size(memory.value),
-            f"{_gib_range(memory)} of {memory_size(plan.hardware.memory)}",
-        ),
+        ("memory of a GPU", memory_size(memory.value), f"{_gib_range(memory)} of {memory_size(plan.hardware.memory)}"),
         ("tokens/s per GPU", f"{plan.rate.value:,.0f}", f"{_range(plan.rate, 0)}; MFU {plan.mfu.value:.1%}"),
         ("days", f"{days.value:,.3g}", f"{days.low:,.3g} to {days.high:,.3g}; {plan.gpu_hours.value:,.0f} GPU-hours"),
     ]
@@ -86,9 +82,9 @@ def _tiles(plan: Plan) -> str:
 
 
 def _about_memory(plan: Plan) -> str:
-    verdict = "It fits." if plan.fits else "It does not fit."
+    fits = "It fits." if plan.fits else "It does not fit."
     peak, limit = plan.memory.peak, memory_size(plan.hardware.memory)
-    return f"The peak, {memory_size(peak.total)} of {limit}, is at: {peak.name}. {verdict}"
+    return f"The peak, {memory_size(peak.total)} of {limit}, is at: {peak.name}. {fits}"
 
 
 def _memory_chart(plan: Plan) -> str:

@@ -77,10 +77,10 @@ def show_options(options: Sequence[Option], console: Console, title: str) -> Non
 
 def _memory(plan: Plan, console: Console) -> None:
     peak, limit = plan.memory.peak, plan.hardware.memory
-    verdict = "fits" if plan.fits else "[bold red]does not fit[/]"
+    fits = "fits" if plan.fits else "[bold red]does not fit[/]"
     console.print(
         f"[bold]memory[/] {_span(Band(*(b / 2**30 for b in plan.memory_band)), 1)} GiB of {memory_size(limit)}: "
-        f"{verdict}; the peak is at: {peak.name}",
+        f"{fits}; the peak is at: {peak.name}",
         highlight=False,
         soft_wrap=True,
     )

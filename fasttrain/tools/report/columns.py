@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 EXACT = ("step", "time", "tokens")  # float64; figures are float32, for half of the memory
-_BYTES = 1 << 21  # to a piece
+_BYTES = 1 << 21  # to a chunk
 _opened: dict[Path, Columns] = {}
 
 
@@ -108,7 +108,7 @@ class Columns:
                 self._column(name)
 
     def _column(self, name: str) -> np.ndarray:
-        """With room for all steps."""
+        """The array of a column, long enough for all steps."""
         array = self._arrays.get(name, np.empty(0, dtype=np.float64 if name in EXACT else np.float32))
         if len(array) < self._size:
             longer = np.full(max(self._size, 2 * len(array)), np.nan, dtype=array.dtype)

@@ -108,7 +108,7 @@ def test_the_end_of_the_context(small_run, capsys):
         (("--prompt", "a", "--data", "/nowhere"), "/nowhere"),
         (("--prompt-file", "/nowhere"), "/nowhere"),
         (("--prompt", "a", "--top-q", "1"), "--top-q"),
-        (("--prompt", "a", "--interactive"), "leave out --prompt"),
+        (("--prompt", "a", "--interactive"), "remove --prompt"),
     ],
 )
 def test_mistakes(small_run, arguments, words, capsys):

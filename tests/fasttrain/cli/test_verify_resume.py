@@ -153,7 +153,7 @@ def test_only_what_has_to_be_short_is_shortened():
     settings = small(
         "--optim.schedule", "wsd", "--optim.decay_fraction", 0.9, "--model.dropout", 0.1, "--log.wandb", "p"
     )
-    trial = plan_trial(settings, steps=6)
+    trial = plan_trial(settings, steps=6, kill_at=3)
     assert {change.key for change in trial.changed} == {
         "batch.steps", "optim.warmup", "checkpoint.every", "checkpoint.keep_last", "validation.every",
         "validation.sequences", "validation.sample", "log.tensorboard", "log.wandb",
@@ -164,7 +164,7 @@ def test_only_what_has_to_be_short_is_shortened():
 
 
 def test_the_digest_is_of_the_settings_and_not_of_their_place():
-    digests = [plan_trial(small(*words), steps=4).digest for words in ([], ["--out", "x"], ["--seed", 1])]
+    digests = [plan_trial(small(*words), steps=4, kill_at=2).digest for words in ([], ["--out", "x"], ["--seed", 1])]
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -183,12 +183,12 @@ def test_the_digest_is_of_the_settings_and_not_of_their_place():
 )
 def test_numbers_of_ranks_that_are_possible(gpus, words, expected):
     with patch("torch.cuda.device_count", lambda: gpus):
-        trial = plan_trial(small(*words), steps=4)
+        trial = plan_trial(small(*words), steps=4, kill_at=2)
     assert (trial.ranks, trial.other_ranks) == expected
 
 
 def test_another_number_of_ranks_gets_micro_batches_that_fit():
-    trial = plan_trial(small("--batch.sequences", 12, "--batch.micro", 6), steps=4, other_ranks=3)
+    trial = plan_trial(small("--batch.sequences", 12, "--batch.micro", 6), steps=4, kill_at=2, other_ranks=3)
     assert trial.moved(Path("c")).batch.micro == 2
     assert trial.moved(Path("c")).resume == "c"
 
@@ -272,7 +272,7 @@ def no_files(monkeypatch):
 @pytest.mark.usefixtures("no_files")
 def test_results_about_a_killed_run(changed, resumed_from, result, text):
     recorded: Any = Recorded({"whole": lines(), "killed": lines(**changed)}, resumed_from)
-    compared = _killed(plan_trial(small(), steps=4), recorded)
+    compared = _killed(plan_trial(small(), steps=4, kill_at=2), recorded)
     assert compared.result == result
     assert text in compared.text
 
@@ -291,6 +291,6 @@ def test_results_about_a_killed_run(changed, resumed_from, result, text):
 @pytest.mark.usefixtures("no_files")
 def test_results_about_another_number_of_ranks(changed, precision, result, text):
     recorded: Any = Recorded({"whole": lines(), "moved": lines(**changed)}, 2)
-    compared = _moved(plan_trial(small("--parallel.precision", precision), steps=4), recorded)
+    compared = _moved(plan_trial(small("--parallel.precision", precision), steps=4, kill_at=2), recorded)
     assert compared.result == result
     assert text in compared.text

@@ -292,7 +292,7 @@ def test_plans_and_certificates_take_the_setting(place: Place, capsys: pytest.Ca
     theirs = AutoModelForCausalLM.from_pretrained(path)
     assert planned["parameters"] == sum(parameter.numel() for parameter in theirs.parameters())
     settings = place.settings(path)
-    trial = plan_trial(settings, steps=4)
+    trial = plan_trial(settings, steps=4, kill_at=2)
     assert trial.settings.from_hf == path
     for again in (trial.calm(Path("a-checkpoint")), trial.moved(Path("a-checkpoint"))):
         assert (again.from_hf, again.model) == (None, settings.model)

@@ -5,7 +5,7 @@ const runs = data.runs.map((run, i) => ({ ...run, colour: `var(--c${i % 8})` }))
 const isAlone = runs.length === 1;
 
 const PARTS = ["data", "wait", "forward", "backward", "optimizer", "record"];
-const BESIDE = ["validation", "checkpoint"]; // parts of a lap that are not the step's
+const BESIDE = ["validation", "checkpoint"]; // phases that are not the step's
 
 const xDomain = () => {
   const shown = runs.filter(isVisible);

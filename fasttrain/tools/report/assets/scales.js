@@ -96,7 +96,7 @@ function linePath(x, y, toX, toY) {
   return path;
 }
 
-// Between two curves; one piece for each stretch without gaps. steps: a point stands for all since the one before.
+// Between two curves; one path for each span without gaps. steps: a point stands for all since the one before.
 function bandPath(x, low, high, toX, toY, steps = false) {
   let path = "", upper = [], lower = [];
   const close = () => {
