@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fasttrain.distributed.allocator import keep_freed_memory
 from fasttrain.config import ModelConfig, OptimConfig, ParallelConfig
+from fasttrain.distributed.parallelize import parallelize
+from fasttrain.distributed.runtime import keep_freed_memory
 from fasttrain.hf.names import huggingface_config, to_huggingface
 from fasttrain.model import Decoder
 from fasttrain.optim import clip, make_optimizer
-from fasttrain.distributed.parallelize import parallelize
 from fasttrain_kernels import rotary_table
 
 MODEL, BATCH, SEQUENCE = ModelConfig(), 8, 256

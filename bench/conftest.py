@@ -13,7 +13,7 @@ import torch
 
 from bench import machine, tracking
 from bench.figures import Figure, figure
-from fasttrain.metrics.sensors import GpuSensors
+from fasttrain.metrics.hardware import GpuSensors
 
 Table = dict[str, dict[str, float | Figure]]  # figures by implementation and name
 

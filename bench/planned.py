@@ -22,6 +22,8 @@ from fasttrain.metrics import used_memory
 from fasttrain.recipes import RECIPES
 from fasttrain.tools.plan.cpu import estimate_on_cpu, resident_memory
 from fasttrain.tools.plan.sizes import vocab_of
+from fasttrain.train import loop
+from fasttrain.train.step import train_step
 
 CPU = torch.device("cpu")
 WARM_UP = 2  # steps
@@ -37,16 +39,16 @@ def plan(arguments: list[str]) -> dict[str, float]:
 
 def run(arguments: list[str]) -> dict[str, float]:
     settings = load(arguments, RECIPES)
-    step, seconds, peak = fasttrain.train.run_step, [], [0]
+    seconds, peak = list[float](), [0]
 
     def timed(*args: Any, **options: Any) -> Any:
         begin = time.process_time()
-        result = step(*args, **options)
+        result = train_step(*args, **options)
         seconds.append(time.process_time() - begin)
         peak[0] = used_memory(CPU)
         return result
 
-    with patch.object(fasttrain.train, "run_step", timed), contextlib.redirect_stdout(sys.stderr):
+    with patch.object(loop, "train_step", timed), contextlib.redirect_stdout(sys.stderr):
         assert fasttrain.train.main(arguments) == 0
     tokens = settings.batch.sequences * settings.data.sequence
     return {

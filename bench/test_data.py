@@ -7,7 +7,6 @@ import statistics
 import time
 
 import pytest
-from fasttrain.allocator import keep_freed_memory
 
 from bench.figures import Figure, rate, ratio, seconds
 from fasttrain.data import Batches, Dataset, MixtureComponent, Prefetcher, standard_library

@@ -14,8 +14,8 @@ import torch
 
 from bench.figures import rate, ratio
 from fasttrain.config import ModelConfig
-from fasttrain.tools.generate import Sampling, generate
 from fasttrain.model import Decoder
+from fasttrain.tools.generate import Sampling, generate
 from tests.fasttrain.tools.generate.models import in_transformers
 
 MODEL = ModelConfig()  # of the recipe tiny

@@ -23,6 +23,8 @@ import torch
 
 from bench.figures import Figure, ratio, seconds
 from fasttrain import train
+from fasttrain.train import loop
+from fasttrain.train.step import train_step
 
 TOKENS, TIME = 0.65, 0.8  # at most, of AdamW's
 SHARED: dict[str, Any] = {
@@ -96,11 +98,11 @@ class RunOutcome:
 
 def run(directory: Path, settings: dict[str, object]) -> RunOutcome:
     """A whole run of the training command, in this process."""
-    torch.compiler.reset()  # each run should_compile for itself
+    torch.compiler.reset()  # each run compiles for itself
     options = SHARED | settings | {"out": directory}
     with cpu_seconds_of_steps() as taken:
         assert train.main(arguments(options)) == 0
-    # The mean leaves out the first step, which should_compile, from an empty cache or a full one.
+    # The mean excludes the first step, which compiles, from an empty cache or a full one.
     return RunOutcome(loss=final_loss(directory), steps=len(taken), step_seconds=statistics.fmean(taken[1:]))
 
 
@@ -112,15 +114,15 @@ def arguments(options: dict[str, object]) -> list[str]:
 @contextmanager
 def cpu_seconds_of_steps() -> Iterator[list[float]]:
     """CPU time of each step: forward, backward, update, and the data read meanwhile; not validation, not saving."""
-    taken, run_step = [], train.run_step
+    taken: list[float] = []
 
     def timed(*args, **kwargs):
         begin = time.process_time()
-        result = run_step(*args, **kwargs)
+        result = train_step(*args, **kwargs)
         taken.append(time.process_time() - begin)
         return result
 
-    with patch.object(train, "run_step", timed):
+    with patch.object(loop, "train_step", timed):
         yield taken
 
 

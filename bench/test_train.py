@@ -10,6 +10,9 @@ import fasttrain.train
 from bench.figures import ratio, seconds
 from fasttrain.data import open_dataset, standard_library
 from fasttrain.metrics import read_metrics
+from fasttrain.train import loop
+from fasttrain.train.step import train_step
+from fasttrain.train.validate import validate
 
 START, DATASET, AROUND = 20.0, 15.0, 0.02  # the limits: seconds, seconds, share of the model's own time
 STEPS = 60
@@ -54,7 +57,6 @@ def test_what_is_around_a_step_costs_little(report, tmp_path):
     """
     clock = time.process_time
     inside, marks = [], []
-    step, validate = fasttrain.train.run_step, fasttrain.train._validate
 
     def timed(function):
         def run(*args, **options):
@@ -69,8 +71,8 @@ def test_what_is_around_a_step_costs_little(report, tmp_path):
 
     argv = ["--out", str(tmp_path / "run"), "--batch.steps", str(STEPS), "--checkpoint.every", "10"]
     with (
-        patch.object(fasttrain.train, "run_step", timed(step)),
-        patch.object(fasttrain.train, "_validate", timed(validate)),
+        patch.object(loop, "train_step", timed(train_step)),
+        patch.object(loop, "validate", timed(validate)),
     ):
         assert fasttrain.train.main([*argv, "--validation.every", "0", "--parallel.compile", "on"]) == 0
     # Without the first steps, which compile

@@ -9,12 +9,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 WORDS = {  # a pattern of our early drafts, and what the field says
-    r"go(es|ing)? on (from|with|bitwise|where|after|in)|went on (from|with)|the run goes on": "resumes, continues",
+    r"go(es|ing)? on (from|with|bitwise|where|after|in)|went on (from|with)|run goes on": "resumes, continues",
     r"(is|are|was|were) done again|trie[sd] again": "is repeated, retries",
     r"\bJournal\b|\bjournal\b": "RunLogger, progress file",
     r"\b(Judges|judges|Verdicts?|verdicts?|judged|judging)\b": "monitor, detector, anomaly, result",
     r"\b[Ii]ncidents?\b": "event",
-    r"\b(see|sees|seen) to (it|a|the)\b|\bgive_up|\bgives? up after|\bset aside\b|\bsets? aside\b": "handle, quarantine",
+    r"\bsee[ns]? to (it|a|the)\b|\bgive_up|\bgives? up after|\bsets? aside\b": "handle, quarantine",
     r"\bleft out\b|\bleave[s]? out\b|\bleft_out\b|\bleft-out\b": "skipped (update), dropped (document), omitted",
     r"\bunsaved\b(?!_steps)|the run is held|\bholds the run\b": "on_save_failure, not saved, pause",
     r"\bfacts\b": "metadata",
@@ -46,7 +46,15 @@ WORDS = {  # a pattern of our early drafts, and what the field says
 }
 FILES = [
     path
-    for pattern in ("fasttrain/**/*", "kernels/**/*", "bench/*.py", "bench/[!r]*/*.py", "docs/**/*.md", "*.md", "Makefile")
+    for pattern in (
+        "fasttrain/**/*",
+        "kernels/**/*",
+        "bench/*.py",
+        "bench/[!r]*/*.py",
+        "docs/**/*.md",
+        "*.md",
+        "Makefile",
+    )
     for path in sorted(ROOT.glob(pattern))
     if path.suffix in (".py", ".md", ".toml", ".cpp", ".h", ".js", ".css", ".html") or path.name == "Makefile"
 ]

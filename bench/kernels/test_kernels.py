@@ -20,7 +20,7 @@ from bench.kernels.baselines import EAGER, OURS, OURS_COMPILED, STREAMING, imple
 from bench.kernels.comparison import BOTH, FORWARD, SHORT, KernelCase, Outcome, cases, compare_all
 from bench.kernels.limits import limits
 from bench.kernels.timing import Replay
-from fasttrain.distributed.allocator import keep_freed_memory
+from fasttrain.distributed.runtime import keep_freed_memory
 
 MARGIN = 0.25  # of a ratio, from run to run: a kernel takes milliseconds, and medians of seven rounds differ by 10%
 CLOCK = Replay()

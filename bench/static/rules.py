@@ -129,7 +129,7 @@ def read(path: Path = STORED) -> list[StaticRow]:
 
 
 def stored_triton(path: Path = STORED) -> str:
-    """The Triton that the stored rows of ours were compiled with: another one should_compile differently."""
+    """The Triton that the stored rows of ours were compiled with: another one compiles differently."""
     return next(row["triton"] for row in json.loads(path.read_text()) if row["provider"] == OURS)
 
 

@@ -38,13 +38,13 @@ class _Files(FileSystem):
         self.written: dict[str, FileChecksum] = {}
 
     @contextmanager
-    def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[Any]:
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
         path = Path(path)
         with HashedFile(path) as stream:
             yield stream
         self.written[path.name] = stream.checksum()
 
-    def rename(self, path: str | os.PathLike, new_path: str | os.PathLike) -> None:
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         super().rename(path, new_path)
         former, name = self.written.pop(Path(path).name), Path(new_path).name
         self.written[name] = FileChecksum(name=name, size=former.size, sha256=former.sha256)

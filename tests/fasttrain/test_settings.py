@@ -163,7 +163,7 @@ class _Spies(ExitStack):
         self.facts: dict[str, Any] = {"read": set(), "norms": 0, "compiled": 0}
 
     def __enter__(self) -> _Spies:
-        read, norm, first_step = TrainState.micro_batches, fasttrain.model.add_rms_norm, fasttrain.train.loop.run_step
+        read, norm, first_step = TrainState.micro_batches, fasttrain.model.add_rms_norm, fasttrain.train.loop.train_step
         write, shard = fasttrain.checkpoint.saver.write, fasttrain.distributed.parallelize.fully_shard
         start = torch.distributed.init_process_group
         facts = self.facts
@@ -202,8 +202,8 @@ class _Spies(ExitStack):
             return start(*args, **options)
 
         for target, name, noted in (
-            (Run, "read", noted_read),
-            (fasttrain.train, "run_step", noted_step),
+            (TrainState, "micro_batches", noted_read),
+            (fasttrain.train.loop, "train_step", noted_step),
             (fasttrain.model, "add_rms_norm", noted_norm),
             (fasttrain.checkpoint.saver, "write", noted_write),
             (torch, "compile", noted_compile),
@@ -358,7 +358,7 @@ def test_a_mixture_has_the_datasets_the_weights_and_the_limits_that_it_is_given(
 
 
 def test_lint_looks_at_the_data_unless_it_is_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it finds, and what stop does then, is tested in data/lint/test_gate.py."""
+    """What it finds, and what stop does then, is tested in data/lint/test_checks.py."""
     for how, times in (("stop", 1), ("warn", 1), ("off", 0)):
         with patch("fasttrain.data.lint.checks.lint", wraps=fasttrain.data.lint.checks.lint) as looked:
             assert observed(tmp_path / how, BASE | {"data.lint": how}, capsys)["ended"] == 0

@@ -24,7 +24,8 @@ def test_a_step_with_validation_and_save_enters_the_logger_once(tmp_path: Path) 
     start, *steps, after, end = entries  # six steps, of which the third and the last validate and save
     assert len(steps) == 6
     assert any(isinstance(item, Event) and item.kind == EventKind.START for item in start)
-    assert [isinstance(item, Event) and item.kind == EventKind.FINISH for item in end][0]
+    assert isinstance(end[0], Event)
+    assert end[0].kind == EventKind.FINISH
     assert after == []  # what had become of the last save was told in its step
     kinds = [[type(item) for item in news] for news in steps]
     assert kinds[0] == []  # the host does not wait for the first step

@@ -1,6 +1,6 @@
 """How often fasttrain.monitor is wrong: false alarms per million steps, and what it finds within how many steps.
 
-docs/watch.md states these rates. The seeds are fixed, so that the figures are the same on every machine. Ten minutes:
+docs/monitor.md states these rates. The seeds are fixed, so that the figures are the same on every machine. Ten minutes:
 make bench-long.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.fasttrain.monitor.simulated import NOISES, curves, lasting, noisy_run, slow_run, spike, verdicts
+from tests.fasttrain.monitor.simulated import NOISES, anomalies, curves, lasting, noisy_run, slow_run, spike
 
 pytestmark = pytest.mark.long
 MILLION = 1_000_000
@@ -19,10 +19,10 @@ AT = 350
 def test_false_alarms_of_spikes(report) -> None:
     table = {}
     for name, noise in NOISES.items():
-        found = verdicts(*noisy_run(noise, MILLION, seed=1))
-        kinds = [verdict.kind for _, verdict in found]
+        found = anomalies(*noisy_run(noise, MILLION, seed=1))
+        kinds = [anomaly.kind for _, anomaly in found]
         table[name] = {"spikes": kinds.count("spike"), "warnings": kinds.count("warning"), "blips": kinds.count("blip")}
-    report("watch_noise: false alarms in a million steps", table)
+    report("monitor_noise: false alarms in a million steps", table)
     assert all(row["spikes"] <= 5 for row in table.values())
 
 
@@ -33,12 +33,12 @@ def test_false_alarms_of_curves(report) -> None:
         for sigma in (0.005, 0.05, 0.3):
             for seed in range(100):
                 noise = np.random.default_rng(seed).standard_normal((2, 600))
-                found = lasting(verdicts(loss + sigma * noise[0], norm * np.exp(0.2 * noise[1])))
+                found = lasting(anomalies(loss + sigma * noise[0], norm * np.exp(0.2 * noise[1])))
                 row["runs"] += 1
-                row["spikes"] += sum(verdict.kind == "spike" for _, verdict in found)
-                row["warnings"] += sum(verdict.kind == "warning" for _, verdict in found)
+                row["spikes"] += sum(anomaly.kind == "spike" for _, anomaly in found)
+                row["warnings"] += sum(anomaly.kind == "warning" for _, anomaly in found)
         table[name] = row
-    report("watch_curves: false alarms in runs of 600 steps", table)
+    report("monitor_curves: false alarms in runs of 600 steps", table)
     assert all(row["spikes"] == 0 for row in table.values())
 
 
@@ -49,11 +49,11 @@ def test_detection_of_spikes(report) -> None:
             delays = []
             for seed in range(200):
                 loss, norm = noisy_run(NOISES["normal"], AT + 60, seed)
-                found = lasting(verdicts(loss + 0.05 * spike(shape, size, AT, AT + 60), norm))
-                delays += [step - AT + 1 for step, verdict in found if verdict.kind == "spike"][:1]
+                found = lasting(anomalies(loss + 0.05 * spike(shape, size, AT, AT + 60), norm))
+                delays += [step - AT + 1 for step, anomaly in found if anomaly.kind == "spike"][:1]
             steps = {"median": float(np.median(delays)), "most": max(delays)} if delays else {}
             table[f"{shape}, {size} sigma"] = {"found": len(delays) / 200, **steps}
-    report("watch_spikes: share found, and after how many steps", table)
+    report("monitor_spikes: share found, and after how many steps", table)
     assert all(row["found"] == 1 for name, row in table.items() if name.endswith((" 12 sigma", " 30 sigma")))
 
 
@@ -71,7 +71,7 @@ def test_slow_downs(report) -> None:
             table[f"{name}: {cause[1]} of {'all ranks' if cause[0] is None else f'rank {cause[0]}'}"] = {
                 "found within 50": sum(delay <= 50 for delay, _ in first) / len(found),
                 "median": float(np.median([delay for delay, _ in first])),
-                "right": sum((news.rank, news.part) == cause for _, news in first) / len(first),
+                "right": sum((news.rank, news.phase) == cause for _, news in first) / len(first),
             }
-    report("watch_slow_downs: regression of 20%", table)
+    report("monitor_slow_downs: regression of 20%", table)
     assert all(row.get("found within 50", 1) >= 0.99 for row in table.values())
