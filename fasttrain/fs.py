@@ -25,7 +25,7 @@ _held: set[int] = set()  # descriptors of the locks of this process, which a for
 
 @dataclass(frozen=True, kw_only=True)
 class FileChecksum:
-    """What a file is, to be compared with what is on the disk later."""
+    """Size and content of a file, to be compared with what is on the disk later."""
 
     name: str
     size: int  # bytes

@@ -68,23 +68,15 @@ class Batch:
         if cu_seqlens is not None:  # every row begins a document, so that both ends are among the elements
             begin, end = torch.searchsorted(cu_seqlens, torch.tensor([first * T, stop * T], dtype=torch.int32)).tolist()
             cu_seqlens = cu_seqlens[begin : end + 1] - first * T
-        return Batch(
-            components=self.components[first:stop],
-            samples=self.samples[first:stop],
-            tokens=self.tokens[first:stop],
-            targets=self.targets[first:stop],
-            positions=None if self.positions is None else self.positions[first:stop],
-            cu_seqlens=cu_seqlens,
-        )
+        components, samples = self.components[first:stop], self.samples[first:stop]
+        rows = self._apply(lambda tensor: tensor[first:stop])
+        return replace(rows, components=components, samples=samples, cu_seqlens=cu_seqlens)
 
     def _apply(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        return replace(
-            self,
-            tokens=change(self.tokens),
-            targets=change(self.targets),
-            positions=None if self.positions is None else change(self.positions),
-            cu_seqlens=None if self.cu_seqlens is None else change(self.cu_seqlens),
-        )
+        positions = None if self.positions is None else change(self.positions)
+        cu_seqlens = None if self.cu_seqlens is None else change(self.cu_seqlens)
+        tokens, targets = change(self.tokens), change(self.targets)
+        return replace(self, tokens=tokens, targets=targets, positions=positions, cu_seqlens=cu_seqlens)
 
 
 class MixtureComponent(NamedTuple):
@@ -97,7 +89,7 @@ class MixtureComponent(NamedTuple):
 
 
 class Skip(NamedTuple):
-    """From `step` on, a run takes the batches that would have come `steps` steps later."""
+    """A run takes, from `step` on, the batches that would have come `steps` steps later."""
 
     step: int
     steps: int
@@ -142,13 +134,9 @@ class Batches:
         self._separator = self.components[0].stream.separator  # components have the same tokenizer
         self._dtype = np.result_type(*(component.stream.dtype for component in self.components))
         self._seeds = [seed_of(seed, component.name) for component in self.components]
-        self._mixture = Mixture(
-            [
-                _part(component, size, used=cursor.used.get(component.name, 0))
-                for component, size in zip(self.components, self.sizes, strict=True)
-            ],
-            seed=seed,
-        )
+        sizes = zip(self.components, self.sizes, strict=True)
+        parts = [_part(component, size, used=cursor.used.get(component.name, 0)) for component, size in sizes]
+        self._mixture = Mixture(parts, seed=seed)
         self._sequence, self._document_mask, self._cursor = sequence, document_mask, cursor
         self._sequences, self._share, self._dp_rank = sequences, sequences // dp_size, dp_rank
         self._rows: dict[int, Rows] = {}
@@ -162,13 +150,11 @@ class Batches:
             self._ignore_the_unpredictable(targets, boundaries)
             positions, cu_seqlens = _documents(len(targets), self._sequence, boundaries)
         return Batch(
-            components=rows.components,
-            samples=rows.samples,
-            tokens=torch.from_numpy(windows[:, :-1].astype(np.int64)),
-            targets=torch.from_numpy(targets),
+            components=rows.components, samples=rows.samples,
+            tokens=torch.from_numpy(windows[:, :-1].astype(np.int64)), targets=torch.from_numpy(targets),
             positions=None if positions is None else torch.from_numpy(positions),
             cu_seqlens=None if cu_seqlens is None else torch.from_numpy(cu_seqlens),
-        )
+        )  # fmt: skip
 
     def rows_at(self, step: int) -> Rows:
         """Which samples of which components `at` reads, without reading them."""
@@ -232,7 +218,8 @@ class Batches:
         """The tokens of the rows, and where documents begin in the flattened batch."""
         B, T = len(rows.samples), self._sequence
         out, boundaries = np.empty((B, T + 1), self._dtype), [np.empty(0, np.int64)]
-        for number, mine in self._by_component(rows.components):
+        for number in np.flatnonzero(np.bincount(rows.components)).tolist():
+            mine = np.flatnonzero(rows.components == number)
             stream, starts = self.components[number].stream, rows.samples[mine] * T
             windows = stream.windows(starts, T + 1)
             if self._document_mask:
@@ -243,11 +230,6 @@ class Batches:
             else:
                 out[mine] = windows
         return out, np.concatenate(boundaries)
-
-    def _by_component(self, components: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Numbers of components, and their rows."""
-        for number in np.flatnonzero(np.bincount(components)).tolist():
-            yield number, np.flatnonzero(components == number)
 
     def _ignore_the_unpredictable(self, targets: np.ndarray, boundaries: np.ndarray) -> None:
         last, flat = boundaries - 1, targets.reshape(-1)

@@ -28,6 +28,8 @@ FORMAT = "fasttrain dataset"
 VERSION = 1
 NAME = "dataset.json"
 REMEDY = "copy it again, or prepare the dataset again"
+# where a document came from: offset, line and size are those of DocumentSource; line 0: a row of a Parquet file
+RECORD = np.dtype([("offset", "<u8"), ("line", "<u8"), ("file", "<u4"), ("size", "<u4")])
 PARTIAL = ".partial-"  # in the name of a directory that a writer has not finished
 
 
@@ -38,6 +40,16 @@ def with_remedy() -> Iterator[None]:
         yield
     except (FileNotFoundError, ValueError) as error:
         raise type(error)(f"dataset: {error}; {REMEDY}") from None
+
+
+def read_tokenizer(path: Path, asked: str) -> Tokenizer:
+    """Read a tokenizer.json. asked: the command or setting that names it, for the error."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library has no class of its own for it
+        raise ValueError(f"{asked}: {path} is no tokenizer.json of Hugging Face tokenizers ({error})") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,10 +172,6 @@ def _not_a_dataset(directory: Path) -> Exception:
     return ValueError(f"dataset: {directory} has no {NAME}: no dataset, or copied in part; copy it again")
 
 
-# offset, line and size are those of DocumentSource; line 0: a row of a Parquet file
-RECORD = np.dtype([("offset", "<u8"), ("line", "<u8"), ("file", "<u4"), ("size", "<u4")])
-
-
 @dataclass(frozen=True, kw_only=True)
 class SourceFile:
     """A line of sources.jsonl: a file as it was when it was prepared."""
@@ -171,6 +179,11 @@ class SourceFile:
     path: Path
     size: int
     mtime_ns: int
+
+    @classmethod
+    def of(cls, line: str) -> SourceFile:
+        found = json.loads(line)
+        return cls(**found | dict(path=Path(found["path"])))
 
     def dump(self) -> str:
         return json.dumps(dict(path=str(self.path), size=self.size, mtime_ns=self.mtime_ns)) + "\n"
@@ -195,36 +208,6 @@ class DocumentSource:
 
     def __str__(self) -> str:
         return f"{self.file.path}, row {self.offset}" if self.line is None else f"{self.file.path}:{self.line}"
-
-
-def read_files(files: Path) -> list[SourceFile]:
-    """All lines of sources.jsonl."""
-    with open(files, encoding="utf-8") as lines:
-        return [_file(line) for line in lines]
-
-
-def read_source(
-    records: Path,  # NAME.sources, an array of RECORD
-    files: Path,  # sources.jsonl
-    document: int,
-) -> DocumentSource:
-    """Read one record, and the list of files up to the one that it names."""
-    with open(records, "rb") as file:
-        file.seek(document * RECORD.itemsize)
-        record = np.frombuffer(file.read(RECORD.itemsize), RECORD)[0]
-    with open(files, encoding="utf-8") as lines:
-        found = _file(next(islice(lines, int(record["file"]), None)))
-    return DocumentSource(
-        file=found,
-        offset=int(record["offset"]),
-        size=int(record["size"]),
-        line=int(record["line"]) or None,
-    )
-
-
-def _file(line: str) -> SourceFile:
-    found = json.loads(line)
-    return SourceFile(**found | dict(path=Path(found["path"])))
 
 
 class Dataset:
@@ -272,13 +255,9 @@ class Dataset:
                 "more documents or a larger share of validation"
             )
         split, dtype = self.manifest.splits[name], np.dtype(self.manifest.dtype)
-        return TokenStream(
-            [self.path / shard.name for shard in split.shards],
-            [shard.size // dtype.itemsize for shard in split.shards],
-            self.path / split.index.name,
-            dtype=dtype,
-            separator=self.separator,
-        )
+        paths = [self.path / shard.name for shard in split.shards]
+        lengths = [shard.size // dtype.itemsize for shard in split.shards]
+        return TokenStream(paths, lengths, self.path / split.index.name, dtype=dtype, separator=self.separator)
 
     def bytes_per_token(self, name: str) -> float:
         """Text bytes per token, separators counted as tokens: bits per byte = nats per token / ln 2 / this."""
@@ -290,13 +269,20 @@ class Dataset:
         split = self.manifest.splits[name]
         if not 0 <= document < split.documents:
             raise ValueError(f"dataset: {self.path} has no document {document} in {name}, which has {split.documents}")
-        if split.sources is None or self.manifest.sources is None:
+        if split.sources is None:
             return None
-        return read_source(self.path / split.sources.name, self.path / self.manifest.sources.name, document)
+        offset, line, file, size = self.source_records(name)[document].tolist()
+        return DocumentSource(file=self._source_files(file)[0], offset=offset, size=size, line=line or None)
 
     def source_files(self) -> list[SourceFile]:
         """All files that documents came from; none if the dataset does not know."""
-        return [] if self.manifest.sources is None else read_files(self.path / self.manifest.sources.name)
+        return [] if self.manifest.sources is None else self._source_files(0, None)
+
+    def _source_files(self, first: int, count: int | None = 1) -> list[SourceFile]:
+        """Lines of sources.jsonl."""
+        assert self.manifest.sources is not None
+        with open(self.path / self.manifest.sources.name, encoding="utf-8") as lines:
+            return [SourceFile.of(line) for line in islice(lines, first, None if count is None else first + count)]
 
     def source_records(self, name: str) -> np.ndarray:  # (documents,) RECORD
         """The place of every document of a split in one of these files."""
@@ -305,11 +291,9 @@ class Dataset:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the tokens, verified."""
-        from tokenizers import Tokenizer
-
         with with_remedy():
             self.manifest.tokenizer.check(self.path)
-        return Tokenizer.from_file(str(self.path / self.manifest.tokenizer.name))
+        return read_tokenizer(self.tokenizer_path, "dataset")
 
     def verify(self, most: int | None = None) -> None:
         """Compare every file with its checksum. Reads everything, or nothing if that is more than `most` bytes."""

@@ -81,20 +81,14 @@ def locate(run: Path, step: int) -> Iterator[Excerpt]:
         dataset = data.datasets[component.name]
         dp_rank, row = divmod(number, share)
         for start, stop, document in _documents(component.stream, int(sample) * T, T):
+            source = None
+            if isinstance(dataset, Dataset) and document is not None:
+                source = dataset.source(SPLIT, document)
             yield Excerpt(
-                step=step,
-                dp_rank=dp_rank,
-                row=row,
-                component=component.name,
-                sample=int(sample),
-                start=start,
-                stop=stop,
-                document=document,
+                step=step, dp_rank=dp_rank, row=row, component=component.name, sample=int(sample), start=start,
+                stop=stop, document=document, source=source,
                 bytes=_bytes(component.stream, start, stop, document, lengths[component.name]),
-                source=dataset.source(SPLIT, document)
-                if isinstance(dataset, Dataset) and document is not None
-                else None,
-            )
+            )  # fmt: skip
 
 
 def occurrences(run: Path, document: int, *, component: str = "", stop: int) -> Iterator[Occurrence]:
@@ -148,7 +142,7 @@ def documents_from(dataset: AnyDataset, path: str) -> list[int]:
 
 
 def text_of(dataset: AnyDataset, start: int, stop: int) -> str:
-    """TokenFiles of the training split, decoded; as numbers where there is no tokenizer."""
+    """Tokens of the training split, decoded; as numbers where there is no tokenizer."""
     tokens = dataset.split(SPLIT).windows(np.array([start]), stop - start)[0].tolist()
     tokenizer = _tokenizer(dataset)
     if tokenizer is None:
@@ -196,12 +190,9 @@ def _documents(stream: TokenStream, start: int, length: int) -> Iterator[tuple[i
 
 
 def _bytes(
-    stream: TokenStream,
-    start: int,
-    stop: int,
-    document: int | None,
-    lengths: np.ndarray | None,  # (vocab,)
+    stream: TokenStream, start: int, stop: int, document: int | None, lengths: np.ndarray | None
 ) -> tuple[int, int] | None:
+    """The bytes of a document's text that tokens [start, stop) stand for. lengths: text_lengths."""
     if document is None or lengths is None:
         return None
     begin, _ = document_span(stream, document)

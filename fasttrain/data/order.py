@@ -89,7 +89,7 @@ def _sides(size: int) -> tuple[np.uint64, np.uint64]:
 def _below(
     size: int | np.ndarray, out: np.ndarray, again: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """What is not below size goes through again, until it is."""
+    """Send what is not below size through again, until it is."""
     while (outside := out >= size).any():
         out[outside] = again(out[outside], outside)
     return out.astype(np.int64)

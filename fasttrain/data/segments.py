@@ -51,15 +51,9 @@ class DataSegment:
     def batches(self, data: TrainingData, dp_rank: int = 0, dp_size: int = 1) -> Batches:
         """A rank's batches; by default those of all ranks together."""
         return Batches(
-            data.components("train"),
-            sequence=self.data.sequence,
-            sequences=self.sequences,
-            seed=self.data.seed,
-            document_mask=self.data.document_mask,
-            dp_rank=dp_rank,
-            dp_size=dp_size,
-            cursor=self.cursor,
-        )
+            data.components("train"), sequence=self.data.sequence, sequences=self.sequences, seed=self.data.seed,
+            document_mask=self.data.document_mask, dp_rank=dp_rank, dp_size=dp_size, cursor=self.cursor,
+        )  # fmt: skip
 
 
 def with_absolute_paths(settings: config.DataConfig, data: TrainingData) -> config.DataConfig:

@@ -42,15 +42,9 @@ class DatasetWriter:
 
     def __init__(
         self,
-        path: Path,
-        *,
-        tokenizer: str,
-        vocab: int,
-        separator: int,
-        source: str,
-        shard_tokens: int = SHARD_TOKENS,
+        path: Path, *, tokenizer: str, vocab: int, separator: int, source: str, shard_tokens: int = SHARD_TOKENS,
         files: list[SourceFile] | None = None,  # that documents come from; `add` then says which, and where
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.path = Path(path)
         refuse_to_overwrite(self.path)
         self._vocab, self._separator = vocab, separator
@@ -82,13 +76,9 @@ class DatasetWriter:
                 "added between documents; encode text without special tokens"
             )
         assert (source is None) == (self._sources is None), "all documents have a source, or none"
-        self._files.add(
-            split,
-            np.concatenate([[self._separator], tokens]).astype(self._files.dtype),
-            lengths=np.array([len(tokens) + 1]),
-            num_bytes=num_bytes,
-            sources=None if source is None else np.array([source], RECORD),
-        )
+        whole = np.concatenate([[self._separator], tokens]).astype(self._files.dtype)
+        sources = None if source is None else np.array([source], RECORD)
+        self._files.add(split, whole, lengths=np.array([len(whole)]), num_bytes=num_bytes, sources=sources)
 
     def __enter__(self) -> DatasetWriter:
         return self
@@ -107,13 +97,9 @@ class DatasetFiles:
 
     def __init__(
         self,
-        directory: Path,
-        *,
-        vocab: int,
-        separator: int,
-        shard_tokens: int = SHARD_TOKENS,
+        directory: Path, *, vocab: int, separator: int, shard_tokens: int = SHARD_TOKENS,
         state: dict[str, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._directory, self._vocab, self._separator, self._shard_tokens = directory, vocab, separator, shard_tokens
         self.dtype = np.dtype("<u2" if vocab <= 2**16 else "<u4")
         self._splits = {
@@ -213,24 +199,16 @@ class _SplitWriter:
         sizes = dict(shard=self._shard.sync(), index=self._index.sync())
         if self._sources:
             sizes["sources"] = self._sources.sync()
-        return dict(
-            documents=self.documents,
-            tokens=self._tokens,
-            bytes=self._bytes,
-            shards=[asdict(shard) for shard in self._shards],
-            left=self._left,
-            open=sizes,
-        )
+        shards = [asdict(shard) for shard in self._shards]
+        totals = dict(documents=self.documents, tokens=self._tokens, bytes=self._bytes)
+        return totals | dict(shards=shards, left=self._left, open=sizes)
 
     def close(self) -> Split:
         return Split(
-            tokens=self._tokens,
-            documents=self.documents,
-            bytes=self._bytes,
-            shards=(*self._shards, self._shard.finish()),
-            index=self._index.finish(),
+            tokens=self._tokens, documents=self.documents, bytes=self._bytes,
+            shards=(*self._shards, self._shard.finish()), index=self._index.finish(),
             sources=self._sources.finish() if self._sources else None,
-        )
+        )  # fmt: skip
 
     def _open_shard(self, size: int) -> HashedFile:
         return appended(self._directory / f"{self._name}-{len(self._shards):05}.tokens", size)

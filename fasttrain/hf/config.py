@@ -71,7 +71,7 @@ def _read(directory: Path) -> dict[str, Any]:
 
 
 def _refusals(content: dict[str, Any]) -> Iterator[str]:
-    """What is not implemented, as it stands there."""
+    """Settings that are not implemented, as they stand there."""
     family = content.get("model_type")
     if family not in FAMILIES:
         yield f"model_type {family!r}, not {' or '.join(FAMILIES)}"

@@ -19,10 +19,9 @@ from typing import Any
 
 import tomli_w
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
-from tokenizers import Tokenizer
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
 
 from fasttrain.checkpoint import Checkpoint
@@ -30,6 +29,7 @@ from fasttrain.checkpoint.state import load, saved_tensors
 from fasttrain.config import Config, ModelConfig
 from fasttrain.config_toml import from_toml
 from fasttrain.data import AnyDataset, TrainingData
+from fasttrain.data.dataset import read_tokenizer
 from fasttrain.data.formats.dataset import SEPARATORS
 from fasttrain.data.segments import segment_at
 from fasttrain.distributed.runtime import DTYPES
@@ -116,7 +116,7 @@ def weights(checkpoint: Checkpoint, model: ModelConfig, dtype: torch.dtype) -> W
     return Weights(checkpoint=checkpoint, packed=packed, shapes=shapes, dtype=dtype)
 
 
-class _Reader(dcp.FileSystemReader):
+class _Reader(FileSystemReader):
     """Reads the metadata once: those that many ranks have left take longer than a few tensors."""
 
     _metadata: Metadata | None = None
@@ -174,16 +174,11 @@ def describe(checkpoint: Checkpoint, tokenizer: str | None = None) -> ExportSour
     separator, text = _separator(path, data, vocab)
     starts = [event for event in read_events(run) if event["kind"] in STARTS]
     return ExportSource(
-        checkpoint=checkpoint,
-        settings=from_toml(checkpoint.metadata["config"]),
-        vocab=vocab,
-        data=data,
-        tokenizer=path,
-        separator=separator,
-        separator_text=text,
+        checkpoint=checkpoint, settings=from_toml(checkpoint.metadata["config"]), vocab=vocab, data=data,
+        tokenizer=path, separator=separator, separator_text=text,
         validations=[line for line in read_validations(run) if line["step"] == checkpoint.step],
         hardware=starts[-1]["evidence"].get("hardware", "") if starts else "",
-    )
+    )  # fmt: skip
 
 
 def _data(run: Path, step: int) -> tuple[TrainingData | None, str]:
@@ -212,10 +207,7 @@ def _separator(path: Path | None, data: TrainingData | None, vocab: int) -> tupl
         return separator, None
     if not path.exists():
         raise FileNotFoundError(f"export: there is no tokenizer {path}; name a tokenizer.json, or {NO_TOKENIZER}")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library has no class of its own for it
-        raise ValueError(f"export: {path} is no tokenizer.json of Hugging Face tokenizers ({error})") from None
+    tokenizer = read_tokenizer(path, "export")
     largest = max(tokenizer.get_vocab().values())
     if largest >= vocab:
         raise ValueError(

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fasttrain.data import TrainingData
+from fasttrain.data.dataset import read_tokenizer
 from fasttrain.hf.names import INDEX, SINGLE, parts
 from fasttrain.model import Decoder
 
@@ -174,13 +175,11 @@ def _check_tied(tensors: _Tensors, embedding: _TensorRows) -> None:
 
 def tokenizer_warning(directory: Path, data: TrainingData) -> str:
     """Say what differs between the tokenizers of data and checkpoint; empty: nothing. Other tokens are an error."""
-    from tokenizers import Tokenizer
-
     path, ours = directory / "tokenizer.json", data.tokenizer()
     if ours is None or not path.exists():
         where = "the data" if ours is None else str(directory)
         return f"{where} has no tokenizer.json: nobody knows whether token ids of data and weights mean the same"
-    theirs = Tokenizer.from_file(str(path))
+    theirs = read_tokenizer(path, "from_hf")
     tokens, expected = ({number: token for token, number in one.get_vocab().items()} for one in (ours, theirs))
     if others := [number for number in sorted(tokens) if expected.get(number, tokens[number]) != tokens[number]]:
         first = others[0]

@@ -75,19 +75,13 @@ def find(path: Path) -> FoundFiles | None:
                 "keep them in directories of their own"
             )
     header = HEADERS.get(first.magic or 0)
-    return FoundFiles(
-        kind="raw tokens of nanoGPT" if header is None else "shards of llm.c",
-        splits={
-            name: TokenFiles(
-                paths=[shard.path for shard in files],
-                lengths=[shard.tokens for shard in files],
-                dtype=header.dtype if header else "uint16",
-                header=HEADER if header else 0,
-            )
-            for name, files in shards.items()
-        },
-        known=header and header.known,
-    )
+    dtype, skipped = (header.dtype, HEADER) if header else ("uint16", 0)
+    found = {
+        name: TokenFiles(paths=splits[name], lengths=[file.tokens for file in files], dtype=dtype, header=skipped)
+        for name, files in shards.items()
+    }
+    kind = "shards of llm.c" if header else "raw tokens of nanoGPT"
+    return FoundFiles(kind=kind, splits=found, known=header and header.known)
 
 
 def _of_directory(path: Path) -> dict[str, list[Path]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from fasttrain.data.dataset import read_tokenizer
 from fasttrain.data.stream import DocumentEnds, TokenStream
 
 if TYPE_CHECKING:
@@ -117,18 +118,8 @@ class ExternalDataset:
         return self._splits[name].stream(self.separator)
 
     def tokenizer(self) -> Tokenizer | None:
-        """Read again each time."""
-        from tokenizers import Tokenizer
-
-        path = self.tokenizer_path
-        if path is None:
-            return None
-        try:
-            return Tokenizer.from_file(str(path))
-        except Exception as error:  # the library has no type of its own for this
-            raise ValueError(
-                f"data.tokenizer: {path} is not read ({error}); name a tokenizer.json of Hugging Face tokenizers"
-            ) from None
+        """The tokenizer of data.tokenizer, read each time."""
+        return None if self.tokenizer_path is None else read_tokenizer(self.tokenizer_path, "data.tokenizer")
 
     def bytes_per_token(self, name: str) -> float | None:
         """Text bytes per token, by a sample of the split."""

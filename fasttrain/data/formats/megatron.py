@@ -119,7 +119,7 @@ class Ends:
         return np.where(sequences == len(self._offsets), self.total, self._offsets[inside] // self._width)
 
     def searchsorted(self, positions: np.ndarray, /, side: Literal["left", "right"]) -> np.ndarray:
-        """As that of an array: how many documents end before each position, or (right) at it."""
+        """Count, as that of an array: how many documents end before each position, or (right) at it."""
         low, high = np.zeros(len(positions), np.int64), np.full(len(positions), len(self), np.int64)
         while (low < high).any():  # halved each time, for all positions at once
             middle = (low + high) // 2

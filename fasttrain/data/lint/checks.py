@@ -11,7 +11,7 @@ import numpy as np
 from fasttrain import config
 from fasttrain.data.dataset import Dataset
 from fasttrain.data.lint.documents import EDGES, Lengths, Separators, check_index
-from fasttrain.data.lint.findings import LintFinding, LintReport, Profile
+from fasttrain.data.lint.findings import LintFinding, LintReport, Profile, Severity
 from fasttrain.data.lint.repetition import SPAN_TOKENS, Duplicates, Hasher, Loops, leak
 from fasttrain.data.lint.split import BINS, Lintable, TokenChunk, TokenSource
 from fasttrain.data.lint.tokens import TokenUse, text_findings
@@ -56,31 +56,27 @@ def lint(
     if train and validation and train.duplicates and validation.duplicates:
         findings.append(leak(validation.source, validation.duplicates, train.duplicates))
     return LintReport(
-        dataset=str(dataset.path),
-        quick=quick,
-        seconds=time.perf_counter() - begin,
+        dataset=str(dataset.path), quick=quick, seconds=time.perf_counter() - begin, findings=tuple(findings),
         read={name: split.read for name, split in found.items()},
-        findings=tuple(findings),
         profiles={name: split.profile() for name, split in found.items()},
-    )
+    )  # fmt: skip
 
 
 def _tokenizer(dataset: Lintable) -> tuple[Tokenizer | None, list[LintFinding]]:
-    common = dict(check="tokenizer", split="", count=0, of=0, unit="files")
+    def finding(severity: Severity, text: str) -> list[LintFinding]:
+        return [LintFinding(check="tokenizer", split="", severity=severity, count=0, of=0, unit="files", text=text)]
+
     try:
         tokenizer = dataset.tokenizer()
         if tokenizer is None:
-            return None, [LintFinding(severity="ok", text="none is named, so text is not checked", **common)]  # type: ignore[arg-type]
+            return None, finding("ok", "none is named, so text is not checked")
         size = max(tokenizer.get_vocab().values(), default=-1) + 1
     except Exception as error:  # tokenizers raises nothing more exact
-        text = f"it cannot be read ({error}), so text is not checked; put tokenizer.json beside the tokens"
-        return None, [LintFinding(severity="warning", text=text, **common)]  # type: ignore[arg-type]
+        remedy = "put tokenizer.json beside the tokens"
+        return None, finding("warning", f"it cannot be read ({error}), so text is not checked; {remedy}")
     if size > dataset.vocab:
-        text = (
-            f"it has ids up to {size - 1:,}, the dataset a vocabulary of {dataset.vocab:,}; look whether the files "
-            "belong together"
-        )
-        return tokenizer, [LintFinding(severity="warning", text=text, **common)]  # type: ignore[arg-type]
+        sizes = f"it has ids up to {size - 1:,}, the dataset a vocabulary of {dataset.vocab:,}"
+        return tokenizer, finding("warning", f"{sizes}; look whether the files belong together")
     return tokenizer, []
 
 
@@ -105,17 +101,12 @@ class _Split:
             self.duplicates.add(chunk)
 
     def findings(self, dataset: Lintable) -> list[LintFinding]:
-        stated = getattr(dataset, "bytes_per_token", None)
         documents, tokens = QUICK_TEXTS if self._quick else TEXTS
+        stated = getattr(dataset, "bytes_per_token", lambda _: None)(self.source.split)
         return [
             *self.separators.findings(),
             *self.token_use.findings(),
-            *text_findings(
-                self.source,
-                documents=documents,
-                tokens=tokens,
-                bytes_per_token=stated(self.source.split) if stated is not None else None,
-            ),
+            *text_findings(self.source, documents=documents, tokens=tokens, bytes_per_token=stated),
             *self.loops.findings(),
             *(self.duplicates.findings() if self.duplicates is not None else []),
             *self.lengths.findings(),
@@ -134,12 +125,9 @@ class _Split:
         used = np.flatnonzero(self.lengths.counts)
         last = int(used[-1]) + 1 if len(used) else 1
         return Profile(
-            tokens=len(self.source),
-            lengths=self.lengths.counts[:last],
-            length_edges=EDGES[: last + 1],
-            histogram=self.token_use.histogram[:-1],
-            along=along,
-        )
+            tokens=len(self.source), lengths=self.lengths.counts[:last], length_edges=EDGES[: last + 1],
+            histogram=self.token_use.histogram[:-1], along=along,
+        )  # fmt: skip
 
 
 def suspicions(datasets: Iterable[Lintable], settings: config.DataConfig) -> list[str]:

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 COLOURS = {"train": "#1f5fa8", "validation": "#d1741f"}
 OTHERS = ("#3a8f5c", "#7a4fa3", "#8a8a8a")
-PARTS = {
-    "loops": "tokens in loops",
-    "copies": "documents that are copies",
-    "repeated text": "spans seen before",
-}
+PARTS = {"loops": "tokens in loops", "copies": "documents that are copies", "repeated text": "spans seen before"}
 RED = "#c0262d"
 PER_PART = 8  # documents to a point of a line along the stream
 
@@ -82,9 +78,7 @@ def _ranks(axes: Axes, report: LintReport) -> None:
     size = max(len(profile.histogram) for profile in report.profiles.values())
     rank = np.arange(1, size + 1)
     axes.plot(rank, 1 / rank / (1 / rank).sum(), color="#999999", lw=0.8, ls="--", label="Zipf's law: 1 / rank")
-    axes.set(
-        xscale="log", yscale="log", title="TokenFiles by rank", xlabel="rank of the id", ylabel="share of all tokens"
-    )
+    axes.set(xscale="log", yscale="log", title="Tokens by rank", xlabel="rank of the id", ylabel="share of all tokens")
 
 
 def _separators(axes: Axes, report: LintReport) -> None:

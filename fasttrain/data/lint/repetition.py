@@ -114,7 +114,7 @@ def _powers(base: np.uint64, count: int) -> np.ndarray:
 
 
 class Loops:
-    """TokenFiles in runs of at least MIN_RUN that equal those PERIODS before."""
+    """Tokens in runs of at least MIN_RUN that equal those PERIODS before."""
 
     def __init__(self, source: TokenSource) -> None:
         self._source = source
@@ -208,7 +208,7 @@ class Duplicates:
         self._carry(chunk, sums, int(ends[-1]) if len(ends) else 0, ended=len(ends) > 0)
 
     def _carry(self, chunk: TokenChunk, sums: np.ndarray, last: int, *, ended: bool) -> None:
-        """What follows the last end of a document, for the document that it belongs to."""
+        """Keep what follows the last end of a document, for the document that it belongs to."""
         begins = ended or not self._continues
         self._continues = last < len(chunk)
         if begins and self._continues and chunk.tokens[last] == self._source.separator:

@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from fasttrain.data.lint.findings import Example, LintFinding, Severity
-from fasttrain.data.stream import DocumentEnds
+from fasttrain.data.stream import DocumentEnds, TokenStream
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+BEFORE, AFTER = 128, 64  # tokens of the neighbours: what the checks look around, and more
+BINS = 200  # along the stream, for the plot
+EXCERPT = 12  # tokens of an example on either side
 
 
 class Within(NamedTuple):
@@ -31,17 +35,12 @@ class Within(NamedTuple):
     documents_before: int
 
 
-class Documents(Protocol):
+def documents_of(ends: DocumentEnds | None, separator: int | None, tokens: int) -> _Indexed | _Separated:
     """Where documents begin and end; asked for the chunks in order."""
-
-    def within(self, start: int, stop: int, tokens: np.ndarray, /) -> Within: ...
-
-
-def documents_of(ends: DocumentEnds | None, separator: int | None, tokens: int) -> Documents:
     return _Separated(separator, tokens) if ends is None else _Indexed(ends)
 
 
-class _Indexed(Documents):
+class _Indexed:
     """Documents by their index."""
 
     def __init__(self, ends: DocumentEnds) -> None:
@@ -59,7 +58,7 @@ class _Indexed(Documents):
         return Within(begins, ends, lengths, left[0] + 1)
 
 
-class _Separated(Documents):
+class _Separated:
     """Documents of a stream without an index: each begins with a separator, the first wherever the stream begins."""
 
     def __init__(self, separator: int | None, tokens: int) -> None:
@@ -82,23 +81,8 @@ class _Separated(Documents):
         return Within(begins, ends, lengths, before)
 
 
-BEFORE, AFTER = 128, 64  # tokens of the neighbours: what the checks look around, and more
-BINS = 200  # along the stream, for the plot
-EXCERPT = 12  # tokens of an example on either side
-
-
-class Stream(Protocol):
-    """TokenFiles in a row."""
-
-    separator: int | None
-    document_ends: DocumentEnds | None  # None: a document begins at every separator
-
-    def __len__(self) -> int: ...
-    def windows(self, starts: np.ndarray, length: int) -> np.ndarray: ...
-
-
 class Lintable(Protocol):
-    """What the linter asks of a dataset."""
+    """A dataset, as far as the linter asks."""
 
     path: Path
 
@@ -106,13 +90,13 @@ class Lintable(Protocol):
     def vocab(self) -> int: ...
     @property
     def splits(self) -> list[str]: ...
-    def split(self, name: str) -> Any: ...  # a Stream
+    def split(self, name: str) -> Any: ...  # a TokenStream
     def tokenizer(self) -> Tokenizer | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenChunk:
-    """TokenFiles [start, stop) of the stream. All positions are those of the stream."""
+    """Tokens [start, stop) of the stream. All positions are those of the stream."""
 
     start: int
     stop: int
@@ -155,9 +139,9 @@ class TokenSource:
     def __init__(self, dataset: Lintable, split: str, tokenizer: Tokenizer | None, *, max_examples: int) -> None:
         self.split, self.vocab, self.tokenizer, self.max_examples = split, dataset.vocab, tokenizer, max_examples
         self._origin = getattr(dataset, "source", None)
-        self.stream: Stream = dataset.split(split)
+        self.stream: TokenStream = dataset.split(split)
         self.separator = self.stream.separator
-        self.ends = self.stream.document_ends
+        self.ends: DocumentEnds | None = self.stream.document_ends
 
     def __len__(self) -> int:
         return len(self.stream)
@@ -189,7 +173,7 @@ class TokenSource:
         return self.stream.windows(np.array([start], np.int64), length)[0]
 
     def example(self, offset: int) -> Example:
-        """What stands around a token."""
+        """The text around a token."""
         begin = max(0, offset - EXCERPT)
         tokens = self.read(begin, min(2 * EXCERPT, len(self) - begin)).tolist()
         document = self.document(offset)
@@ -229,7 +213,7 @@ class TokenSource:
 
     @cached_property
     def special(self) -> dict[int, str]:
-        """TokenFiles that stand for no text, but the separator."""
+        """Tokens that stand for no text, but the separator."""
         if self.tokenizer is None:
             return {}
         added = self.tokenizer.get_added_tokens_decoder()
@@ -244,7 +228,7 @@ class TokenSource:
         edges = -(-np.arange(BINS + 1) * len(self) // BINS)
         return np.clip(np.minimum(edges[1:], chunk.stop) - np.maximum(edges[:-1], chunk.start), 0, None)
 
-    def _chunk(self, start: int, stop: int, around: np.ndarray, documents: Documents) -> TokenChunk:
+    def _chunk(self, start: int, stop: int, around: np.ndarray, documents: _Indexed | _Separated) -> TokenChunk:
         first = max(0, start - BEFORE)
         within = documents.within(start, stop, around[start - first : stop - first])
         return TokenChunk(start=start, stop=stop, around=around, first=first, **within._asdict())

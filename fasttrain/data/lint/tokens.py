@@ -17,11 +17,7 @@ from fasttrain.data.lint.split import TokenChunk, TokenSource
 
 # The bytes of UTF-8 read as Latin-1 or Windows-1252: "Ã©" was é, "â€™" was ’, "Â " was a space that does not break.
 WRONGLY_DECODED = re.compile("[ÂÃ][\u0080-\u00bf]|â€[\u0080-\u00bf\u0152-\u2122]|ï»¿|ï¿½")
-KINDS = {
-    "U+FFFD": re.compile("\ufffd"),
-    "NUL": re.compile("\0"),
-    "wrongly decoded characters": WRONGLY_DECODED,
-}
+KINDS = {"U+FFFD": re.compile("\ufffd"), "NUL": re.compile("\0"), "wrongly decoded characters": WRONGLY_DECODED}
 CORRUPT = (0.01, 0.2)  # share of documents; in odd ones it is what they are about
 MIN_DOCUMENTS = 16  # with fewer, a share says little
 EDGE_TOKENS = 16  # at either end of a sample, that may come out otherwise, as the text may continue there
@@ -147,7 +143,7 @@ def _texts(source: TokenSource, documents: int, tokens: int) -> list[DecodedSamp
 
 
 def _text_in(tokens: np.ndarray, separator: int | None) -> tuple[int, np.ndarray]:
-    """What lies between separators: the number of tokens before it, and its tokens."""
+    """The text between separators: the number of tokens before it, and its tokens."""
     if separator is None:
         return 0, tokens
     separates = tokens == separator

@@ -36,7 +36,7 @@ DIGEST = np.dtype("S16")  # compared byte by byte; zeros at the end, which numpy
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What decides about the tokens of a preparation, beside its inputs and its tokenizer."""
+    """Settings that decide about the tokens of a preparation, beside its inputs and its tokenizer."""
 
     text_key: str = "text"
     validation: float = 0.005

@@ -47,11 +47,7 @@ class Input(NamedTuple):
 
 
 def find_inputs(
-    names: Sequence[str | Path],
-    *,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    format: str = "auto",
+    names: Sequence[str | Path], *, include: Sequence[str] = (), exclude: Sequence[str] = (), format: str = "auto"
 ) -> list[Input]:
     """The files of `names`, each once: files, directories with all below them, and patterns.
 

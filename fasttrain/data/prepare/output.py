@@ -90,13 +90,9 @@ class Output:
 
     def __init__(
         self,
-        directory: Path,
-        inputs: Sequence[Input],
-        tokenizer: TokenizerSpec,
-        *,
-        keep_duplicates: bool,
+        directory: Path, inputs: Sequence[Input], tokenizer: TokenizerSpec, *, keep_duplicates: bool,
         state: dict[str, Any] | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         state = state or dict(position=(0, 0), consumed=0, lines=0, documents=0, text=0, tokens=0, spelled=0, digests=0)
         self._directory, self._inputs, self._tokenizer = directory, inputs, tokenizer
         self.position = Position(*state["position"])
@@ -147,18 +143,10 @@ class Output:
     def sync(self) -> dict[str, Any]:
         """Have everything on the disk; the state that another process needs to resume."""
         return dict(
-            tokenizer=self._tokenizer[1:],
-            position=self.position,
-            consumed=self.consumed,
-            documents=self.documents,
-            text=self.text,
-            tokens=self.tokens,
-            spelled=self.spelled,
-            lines=self._lines,
-            files=self._files.sync(),
-            report=self.report.sync(),
-            digests=0 if self._seen is None else self._digests.sync(),
-        )
+            tokenizer=self._tokenizer[1:], position=self.position, consumed=self.consumed, documents=self.documents,
+            text=self.text, tokens=self.tokens, spelled=self.spelled, lines=self._lines, files=self._files.sync(),
+            report=self.report.sync(), digests=0 if self._seen is None else self._digests.sync(),
+        )  # fmt: skip
 
     def complete(self, path: Path, *, source: str) -> None:
         """Make it a dataset, under its own name."""

@@ -57,7 +57,7 @@ class ProgressFile:
         self._path = _beside(directory, ".json")
 
     def read(self) -> dict[str, Any] | None:
-        """What was saved last; None: nothing. Raise if it is work on another task."""
+        """Read what was saved last; None: nothing. Raise if it is work on another task."""
         if not (self._path.exists() and self._directory.exists()):
             return None
         found = json.loads(self._path.read_text("utf-8"))
@@ -170,22 +170,15 @@ def prepare(
         output.complete(out, source=", ".join(map(str, names)))
         progress_file.remove()
     return Prepared(
-        path=out,
-        dropped=output.report.ordered(),
-        examples=output.report.first,
-        spelled=output.spelled,
+        path=out, dropped=output.report.ordered(), examples=output.report.first, spelled=output.spelled,
         resumed=state is not None,
-    )
+    )  # fmt: skip
 
 
 def _grown(
-    output: Output,
-    progress_file: ProgressFile,
-    inputs: Sequence[Input],
-    spec: TokenizerSpec,
-    settings: Settings,
+    output: Output, progress_file: ProgressFile, inputs: Sequence[Input], spec: TokenizerSpec, settings: Settings,
     workers: int,
-) -> Iterator[None]:
+) -> Iterator[None]:  # fmt: skip
     """Write what is left of the inputs, chunk by chunk."""
     progress_file.save(output.sync())
     yield

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fasttrain.data.dataset import read_tokenizer
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -101,17 +103,12 @@ def plain_bytes(*, separator: str = SEPARATOR) -> TokenizerSpec:
 
 def loaded(name: Path, *, separator: str | None = None) -> TokenizerSpec:
     """Read a tokenizer.json, or that of the directory of a model or a dataset that has one."""
-    from tokenizers import Tokenizer
-
     path = name / "tokenizer.json" if name.is_dir() else name
     if not path.exists():
         raise FileNotFoundError(
             f"prepare: there is no tokenizer {path}; name a tokenizer.json, the directory of one, or {BYTES!r}"
         )
-    try:
-        tokenizer = Tokenizer.from_str(path.read_text("utf-8"))
-    except Exception as error:  # the library has no class of its own for it
-        raise ValueError(f"prepare: {path} is no tokenizer.json of Hugging Face tokenizers ({error})") from None
+    tokenizer = read_tokenizer(path, "prepare")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return _spec(tokenizer, _separator(tokenizer, path, separator))

@@ -484,7 +484,9 @@ def test_tokens_and_separators_outside_the_vocabulary(tmp_path):
         "documents, or to -1 if there is none"
     )
     write(tmp_path / "x.json", b"{}")
-    assert f"data.tokenizer: {tmp_path}/x.json is not read (" in fails(tmp_path, tokenizer=tmp_path / "x.json")
+    assert f"data.tokenizer: {tmp_path}/x.json is no tokenizer.json of Hugging Face tokenizers (" in fails(
+        tmp_path, tokenizer=tmp_path / "x.json"
+    )
 
 
 def test_a_large_file_whose_vocabulary_nobody_knows(tmp_path):

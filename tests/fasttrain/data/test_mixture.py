@@ -187,7 +187,7 @@ def test_blocks_and_seeds_have_orders_of_their_own():
 
 
 def stream_of(path: Path, tokens: int, first: int = 1) -> TokenStream:
-    """TokenFiles count up from `first`; documents of 7."""
+    """Tokens count up from `first`; documents of 7."""
     path.mkdir()
     (path / "tokens").write_bytes(np.arange(first, first + tokens).astype("<u2").tobytes())
     ends = np.append(np.arange(7, tokens, 7), tokens)

@@ -70,7 +70,7 @@ def defects() -> st.SearchStrategy[list[list[int]]]:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(content=defects(), chunk=st.integers(3, 300), indexed=st.booleans())
-def test_findings_do_not_depend_on_the_size_of_pieces(content, chunk, indexed):
+def test_findings_do_not_depend_on_the_size_of_chunks(content, chunk, indexed):
     data = Arrays(content, indexed=indexed)
     whole, chunks = (lint(data, splits=["train"], chunk=size, max_examples=9) for size in (5000, chunk))
     assert chunks.findings == whole.findings

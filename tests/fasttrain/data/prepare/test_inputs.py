@@ -130,7 +130,7 @@ def test_one_may_begin_at_the_end_of_any_piece(inputs):
         assert [(p.start, p.next, p.data) for p in rest] == [(p.start, p.next, p.data) for p in whole[number + 1 :]]
 
 
-def test_pieces_in_a_row_are_the_content(inputs):
+def test_chunks_in_a_row_are_the_content(inputs):
     found: dict[int, bytes | list] = {}
     for chunk in pieces_of(inputs):
         for content in contents(chunk, inputs):
@@ -147,7 +147,7 @@ def test_pieces_in_a_row_are_the_content(inputs):
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.lists(st.binary(max_size=40)).map(b"\n".join), chunk=st.integers(1, 60))
-def test_lines_are_in_one_piece_each(tmp_path_factory, data, chunk):
+def test_lines_are_in_one_chunk_each(tmp_path_factory, data, chunk):
     path = tmp_path_factory.mktemp("lines") / "x.jsonl"
     path.write_bytes(data)
     inputs = find_inputs([path])

@@ -81,7 +81,7 @@ def text_at(source) -> str:
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.jsonl.zst", "x.parquet"])
 @pytest.mark.parametrize("chunk", [100, 1000, 2**22])
-def test_every_format_in_pieces_of_any_size(tmp_path, monkeypatch, name, chunk):
+def test_every_format_in_chunks_of_any_size(tmp_path, monkeypatch, name, chunk):
     monkeypatch.setattr("fasttrain.data.prepare.inputs.CHUNK_BYTES", chunk)
     monkeypatch.setattr("fasttrain.data.prepare.inputs.READ_BYTES", 50)
     dataset = prepared(tmp_path / "out", write(tmp_path / name, TEXTS))
