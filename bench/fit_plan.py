@@ -42,7 +42,7 @@ def calibration_of(figures: Figures, architecture: str) -> speed.Calibration:
 
 def errors(figures: Figures, chosen: list[Point]) -> list[float]:
     given = {a: calibration_of(figures, a) for a in FITTED}
-    return [point.error(given[point.cluster.gpu.architecture]) for point in chosen]
+    return [point.error(given[point.hardware.gpu.architecture]) for point in chosen]
 
 
 def fit(figures: Figures, chosen: list[Point]) -> Figures:

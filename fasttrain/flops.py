@@ -56,5 +56,10 @@ def flops_per_token(model: config.ModelConfig, vocab: int, sequence: int) -> int
 
 def block_matrices(model: config.ModelConfig) -> int:
     """Elements of the matrices of a block."""
-    heads = 2 * model.heads + 2 * model.kv_heads  # q and out, k and v
-    return model.hidden * (heads * model.head_dim + 3 * model.ffn)
+    return sum(K * N for K, N in block_shapes(model))
+
+
+def block_shapes(model: config.ModelConfig) -> list[tuple[int, int]]:
+    """The matrices of a block, as (inputs, outputs): qkv, out, gate_up, down."""
+    C, D, F = model.hidden, model.head_dim, model.ffn
+    return [(C, (model.heads + 2 * model.kv_heads) * D), (model.heads * D, C), (C, 2 * F), (F, C)]

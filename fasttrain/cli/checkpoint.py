@@ -155,7 +155,7 @@ def _asked_for(what: str) -> list[tuple[Path, Checkpoint | str]]:
 
 
 def _corruption(checkpoint: Checkpoint) -> str:
-    """What is wrong with its files, all of which are read; empty if nothing is."""
+    """Read all its files and say what is wrong with them; empty if nothing is."""
     try:
         checkpoint.verify()
     except Exception as error:  # whatever the disk does, it is this checkpoint that has it
@@ -164,7 +164,7 @@ def _corruption(checkpoint: Checkpoint) -> str:
 
 
 def _delete(checkpoint: Checkpoint) -> str:
-    """What went wrong; empty if nothing did."""
+    """Delete it; what went wrong, or empty."""
     from fasttrain.checkpoint.retention import delete
 
     try:

@@ -29,16 +29,16 @@ INTERRUPTED = 130  # exit code, as shells have it
 
 @dataclass(frozen=True, kw_only=True)
 class InputOptions:
-    """What is read."""
+    """The inputs."""
 
     text_key: str = "text"
     """The key of JSONL, or the column of Parquet, that holds the text."""
     format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
     """auto: .jsonl, .ndjson and .parquet by their names, also before .gz and .zst; anything else is text."""
     include: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PATTERN")] = ()
-    """Of directories, only files like this: '*.md', or 'src/*'. May be repeated."""
+    """In directories, only files like this: '*.md', or 'src/*'. May be repeated."""
     exclude: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PATTERN")] = ()
-    """Of directories, no files and directories like this. May be repeated."""
+    """In directories, no files and directories like this. May be repeated."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _tell(result: Exported, source: ExportSource, dtype: str) -> None:
-    """What is where, and what can be done with it."""
+    """Print what is where, and what can be done with it."""
     family = "Qwen3" if source.settings.model.qk_norm else "Llama"
     where = f"step {source.checkpoint.step} of {source.run}"
     print(f"{result.path}: {family}, {result.parameters:,} parameters in {dtype}, {where}")

@@ -1,4 +1,4 @@
-"""What several commands share: types of options, the device that a model runs on, and how tables are printed."""
+"""Options that several commands share: their types, the device that a model runs on, and how tables are printed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def add_device(parser: argparse._ActionsContainer) -> None:
 
 
 def runtime_of(options: argparse.Namespace) -> AbstractContextManager[Runtime]:
-    """What --device and --dtype ask for."""
+    """Start what --device and --dtype ask for."""
     import torch
 
     from fasttrain.config import ParallelConfig

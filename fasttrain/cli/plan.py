@@ -23,10 +23,11 @@ from fasttrain.fs import free_bytes
 from fasttrain.gpus import find_gpu, gpus
 from fasttrain.recipes import RECIPES
 from fasttrain.tools.plan.advice import advice, largest_model, remedies, scaling, search, summary_of
-from fasttrain.tools.plan.estimate import Hardware, Plan, estimate
+from fasttrain.tools.plan.estimate import Plan, estimate
 from fasttrain.tools.plan.page import write_page
 from fasttrain.tools.plan.screen import show, show_options
 from fasttrain.tools.plan.sizes import Stated, dataset_tokens, sizes, stated_size, vocab_of
+from fasttrain.tools.plan.speed import Hardware
 from fasttrain.units import memory_size, parse_bytes, parse_count
 
 PROGRAM = "fasttrain plan"

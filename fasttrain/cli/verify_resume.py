@@ -79,7 +79,7 @@ class _TrialProgress:
         self._shown = ("", 0)
 
     def announce(self, trial: Trial) -> None:
-        """What differs from the user's settings."""
+        """Say what differs from the user's settings."""
         changed = ", ".join(f"{change.key} {change.before!r} -> {change.after!r}" for change in trial.changed)
         self._console.print(f"your settings, but for this: {changed}", markup=False)
 

@@ -36,7 +36,7 @@ def score_sets(
     sequences: int = WHOLE,  # of each set, at most
     batch: int | None = None,  # sequences at a time; None: as in the run
 ) -> Iterator[tuple[str, Score]]:
-    """Of the held-out documents of the run's data, its validation.sets, and more; of a mixture, the mean too."""
+    """Score the held-out documents of the run's data, its validation.sets, and more; of a mixture, the mean too."""
     settings = loaded.settings
     validation = replace(settings.validation, sequences=sequences, sets=settings.validation.sets | dict(more))
     sizes = settings.batch if batch is None else replace(settings.batch, micro=batch, sequences=batch)
@@ -55,7 +55,7 @@ def score_sets(
 
 
 def set_line(step: int, name: str, score: Score, vocab: int) -> dict[str, Any]:
-    """Of one set."""
+    """The line of one set."""
     return dict(
         step=step,
         time=time.time(),
@@ -70,7 +70,7 @@ def set_line(step: int, name: str, score: Score, vocab: int) -> dict[str, Any]:
 
 
 def task_lines(step: int, results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of every task and metric that lm-evaluation-harness reports."""
+    """A line for every task and metric that lm-evaluation-harness reports."""
     lines = []
     for task, figures in results["results"].items():
         for key, value in figures.items():

@@ -65,7 +65,7 @@ def _uniform(key: str, count: int) -> Tensor:
 
 
 class Cache:
-    """Of a batch of texts that a model continues."""
+    """Keys and values of a batch of texts that a model continues."""
 
     def __init__(self, model: Decoder, prompts: Sequence[Sequence[int]], *, slots: int) -> None:
         self._model = model
@@ -146,7 +146,7 @@ class _Tokens:
 
 @dataclass(kw_only=True)
 class Continuation:
-    """What a model makes of a prompt, so far. Whoever sets `ended` ends it."""
+    """A continuation of a prompt, so far. Whoever sets `ended` ends it."""
 
     ids: list[int] = field(default_factory=list)
     ended: str = ""  # "separator", "tokens" or "context"; empty: not yet
@@ -230,7 +230,7 @@ class TextStream:
         self._begin = self._shown = 0  # a decoder may need a token before those to show: for the space between words
 
     def add(self, ids: list[int]) -> str:
-        """What they add to the text, as far as it is complete."""
+        """Take tokens; what they add to the text, as far as it is complete."""
         self._ids += ids
         new = self._new()
         if not new or new.endswith(_INCOMPLETE):
@@ -239,7 +239,7 @@ class TextStream:
         return new
 
     def rest(self) -> str:
-        """What is incomplete, at the end."""
+        """The incomplete character at the end."""
         return self._new()
 
     def _new(self) -> str:

@@ -37,7 +37,7 @@ Pair = tuple[list[int], list[int]]  # context, not empty, and continuation
 
 
 class Harness(TemplateLM):
-    """What tasks ask of a model."""
+    """The model that tasks ask."""
 
     def __init__(self, loaded: TrainedModel, *, batch: int) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ def run_tasks(
     limit: int | None,  # questions of each task; None: all
     include: Path | None,  # a directory with tasks of one's own
 ) -> dict[str, Any]:
-    """What lm-evaluation-harness makes of the tasks."""
+    """The results of lm-evaluation-harness."""
     results = lm_eval.simple_evaluate(
         harness,
         tasks=list(tasks),
@@ -157,7 +157,7 @@ def run_tasks(
 
 
 def _manager(tasks: Sequence[str], include: Path | None) -> TaskManager:
-    """Of the tasks in a directory if it has all; otherwise of the thousands that the harness comes with too."""
+    """A manager of the tasks in a directory if it has all; otherwise of the thousands of the harness too."""
     for include_defaults in (False, True) if include else (True,):
         manager = TaskManager(include_path=include and str(include), include_defaults=include_defaults)
         unknown = [task for task in tasks if not manager.match_tasks([task])]

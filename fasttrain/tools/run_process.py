@@ -43,7 +43,7 @@ class Runs:
         self._directory = directory
 
     def checkpoints(self, name: str) -> dict[int, Checkpoint]:
-        """By step."""
+        """Checkpoints by step."""
         return {
             checkpoint.step: checkpoint for checkpoint in list_checkpoints(RunDir(self._directory / name).checkpoints)
         }

@@ -46,7 +46,7 @@ class TrainedModel:
         return found
 
     def changed_data(self) -> str:
-        """What differs from the data that the run had; empty: nothing."""
+        """Say what differs from the data that the run had; empty: nothing."""
         before = self.checkpoint.metadata["datasets"]
         changed = [
             str(self.data.datasets[name].path)
@@ -64,7 +64,7 @@ def load_model(
     data: Path | None = None,  # in place of the run's own
     tokenizer: Path | None = None,  # of data that comes without one
 ) -> TrainedModel:
-    """What RUN, RUN@STEP or a checkpoint's directory means. Its files are compared with their checksums."""
+    """Load what RUN, RUN@STEP or a checkpoint's directory means. Files are compared with their checksums."""
     checkpoint = find(name)
     rundir = RunDir.of_checkpoint(checkpoint.path)
     run = rundir.path if rundir else None

@@ -32,7 +32,7 @@ HELD_OUT = "held-out"  # the name of the training data's own validation split
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Of one set."""
+    """The score on one set."""
 
     loss: float  # nats per token
     accuracy: float  # share of tokens that were the most likely one
@@ -50,7 +50,7 @@ class Score:
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
     def suspicion(self, vocab: int) -> str:
-        """What is wrong with a loss that knowing nothing would beat; empty if nothing is."""
+        """Say what is wrong with a loss that knowing nothing would beat; empty if nothing is."""
         if self.loss <= 1.05 * math.log(vocab):
             return ""
         return (
@@ -129,7 +129,7 @@ def validation_sets(data: TrainingData, settings: config.Config, runtime: Runtim
 
 
 def mean_score(scores: Mapping[str, Score], weights: Mapping[str, float]) -> Score | None:
-    """Of the components of a mixture, by their weights; None: none of them has a score."""
+    """The mean over the components of a mixture, by their weights; None: none of them has a score."""
     found = {name: weight for name, weight in weights.items() if name in scores}
     if not found:
         return None

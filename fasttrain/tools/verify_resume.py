@@ -41,7 +41,7 @@ Steps = dict[int, dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What is tried. Settings are those of the run `whole`, as short as it can be."""
+    """A trial. Settings are those of the run `whole`, as short as it can be."""
 
     settings: Config
     changed: list[Change]  # against the user's
@@ -135,7 +135,7 @@ def _problem(settings: Config, gpus: int, ranks: int, micro: int = 1) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeResult:
-    """What a comparison found."""
+    """The outcome of a comparison."""
 
     name: str
     result: Literal["bitwise", "within rounding", "differs", "not tried"]

@@ -1,4 +1,4 @@
-"""What a machine has, what a run will use of it, and what is missing: `fasttrain doctor`. docs/doctor.md.
+"""`fasttrain doctor`: what a machine has, what a run will use of it, and what is missing. docs/doctor.md.
 
 Every question is a function that yields findings. None of them needs what it asks about: a machine without triton, or
 without a compiler, is told so.

@@ -151,7 +151,7 @@ def _checked(self_check: Any, case: Any, implementation: Any) -> MachineFinding:
 
 
 def speed(device: torch.device) -> Iterator[MachineFinding]:
-    """Of one device, in the precisions that a run may choose."""
+    """Rates of one device, in the precisions that a run may choose."""
     rates = {}
     for dtype in (torch.float32, torch.bfloat16):
         rates[dtype] = measured_flops(device, dtype)

@@ -65,7 +65,7 @@ def machine(root: Path = ROOT) -> Iterator[MachineFinding]:
 
 
 def limits(*, gpus: int, shared: Path = Path("/dev/shm")) -> Iterator[MachineFinding]:
-    """What the system lets this process have."""
+    """Limits that the system sets this process."""
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     remedy = f"ulimit -n {FILES} (the hard limit is {_number(most)})"
     yield _limit("open files", _number(files), files, fine=_enough(files, FILES), remedy=remedy)

@@ -49,7 +49,7 @@ SUSPICIOUS: dict[str, tuple[tuple[str, ...] | None, str]] = {
 
 
 def versions(settings: config.Config, *, on_gpu: bool) -> Iterator[MachineFinding]:
-    """Of what a run is made of."""
+    """Versions of what a run is made of, the compiler, and optional packages."""
     yield MachineFinding("fasttrain", f"{fasttrain.__version__}, Python {platform.python_version()}")
     build = (
         f"CUDA {torch.version.cuda}"

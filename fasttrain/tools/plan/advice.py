@@ -1,5 +1,5 @@
-"""What else could be done with the same GPUs: other settings, each with what it gains; the best few of all; and the
-largest model that a card can train.
+"""Advice on what else could be done with the same GPUs: other settings, each with what it gains; the best few of all; and
+the largest model that a card can train.
 
 Everything here calls estimate() again with other settings, so that advice can never say what the plan would not.
 """
@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 from fasttrain import config
 from fasttrain.flops import num_parameters
-from fasttrain.tools.plan.estimate import Hardware, Plan, changed, estimate, precision_of
+from fasttrain.tools.plan.estimate import Plan, changed, estimate, precision_of
 from fasttrain.tools.plan.memory import chunk_rows, memory
-from fasttrain.tools.plan.speed import collectives, speed, work_of
+from fasttrain.tools.plan.speed import Hardware, collectives, speed, work_of
 from fasttrain.units import count, memory_size
 
 RECOMPUTE = ("none", "selective", "full")
 USABLE = 0.97  # of the memory that a recommendation may use
-WORTH = 0.02  # of the speed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +155,7 @@ def scaling(plan: Plan) -> list[dict[str, float]]:
             )
             candidate = changed(candidate, batch=dict(micro=micro if sequences % (micro * gpus) == 0 else 1))
             work = work_of(candidate, vocab=vocab, dp_size=gpus, precision=plan.precision, compiled=plan.compiled)
-            row[name] = speed(work, hardware.cluster).rate * gpus
+            row[name] = speed(work, hardware).rate * gpus
             row[f"{name}_memory"] = memory(candidate, vocab=vocab, dp_size=gpus, precision=plan.precision).bytes
         row["fsdp_fits"] = float(row["fsdp_memory"] <= hardware.memory)
         row["hsdp_fits"] = float(row["hsdp_memory"] <= hardware.memory)
@@ -218,7 +217,7 @@ def _about_sharding(plan: Plan) -> list[str]:
     held = "" if reshard else ", weights held through a step (parallel.reshard_after_forward False)"
     gain = rate / plan.speed.rate - 1
     work = work_of(settings, vocab=vocab, dp_size=hardware.gpus, precision=plan.precision, compiled=plan.compiled)
-    moving = sum(collectives(work, hardware.cluster).values())
+    moving = sum(collectives(work, hardware).values())
     share = plan.speed.parts["exposed"] / plan.speed.seconds
     text = (
         f"sharding for these GPUs: {kind}{held} ({gain:+.1%}); as set, a step has {moving:.2f} s of communication, and "

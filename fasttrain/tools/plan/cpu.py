@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from fasttrain import config
 from fasttrain.distributed.runtime import DTYPES, keep_freed_memory
-from fasttrain.flops import flops_per_token, num_parameters
+from fasttrain.flops import block_shapes, flops_per_token, num_parameters
 from fasttrain.gpus import Gpu
 from fasttrain.metrics import used_memory
 from fasttrain.optim import clip, make_optimizer
-from fasttrain.tools.plan.estimate import Hardware, Plan, precision_of
+from fasttrain.tools.plan.estimate import Plan, precision_of
 from fasttrain.tools.plan.memory import memory
 from fasttrain.tools.plan.sizes import Stated, sizes
-from fasttrain.tools.plan.speed import SpeedEstimate
+from fasttrain.tools.plan.speed import Hardware, SpeedEstimate
 from fasttrain_kernels import add_rms_norm, attention, linear, linear_cross_entropy, qk_norm_rope, rotary_table, swiglu
 
 BAND = 0.2  # of the speed: what bench/test_plan.py allows
@@ -87,7 +87,7 @@ def cpu_speed(
     compiled: bool = False,
     clock: Clock = time.perf_counter,
 ) -> SpeedEstimate:
-    """Of a step, with this process's number of threads."""
+    """Measure a step, with this process's number of threads."""
     keep_freed_memory()  # as the trainer does
     timer = _Timer(clock)
     model, batch, T = settings.model, settings.batch, settings.data.sequence
@@ -96,7 +96,7 @@ def cpu_speed(
     M = sequences * T
     micros = batch.sequences / sequences  # of what is measured, in a step
     L, recompute = model.layers, settings.parallel.recompute
-    matmuls = sum(_matmul(timer, M, K, N, dtype, again=recompute == "full") for K, N in _matrices(model))
+    matmuls = sum(_matmul(timer, M, K, N, dtype, again=recompute == "full") for K, N in block_shapes(model))
     documents = settings.data.document_mask
     streaming, streaming_forward = _streaming(timer, model, sequences, T, dtype, documents=documents)
     attending, attending_forward = _attention(timer, model, sequences, T, dtype, documents=documents)
@@ -118,12 +118,6 @@ def cpu_speed(
     )
 
 
-def _matrices(model: config.ModelConfig) -> list[tuple[int, int]]:
-    C, D = model.hidden, model.head_dim
-    heads = model.heads + 2 * model.kv_heads
-    return [(C, heads * D), (model.heads * D, C), (C, 2 * model.ffn), (model.ffn, C)]
-
-
 def _matmul(seconds: _Timer, M: int, K: int, N: int, dtype: torch.dtype, *, again: bool) -> float:
     x, weight, dout = torch.randn(M, K, dtype=dtype), torch.randn(N, K, dtype=dtype), torch.randn(M, N, dtype=dtype)
     forward = seconds(lambda: linear(x, weight))
@@ -132,7 +126,7 @@ def _matmul(seconds: _Timer, M: int, K: int, N: int, dtype: torch.dtype, *, agai
 
 def _peak(seconds: _Timer, model: config.ModelConfig, M: int, dtype: torch.dtype) -> float:
     """FLOP/s of the run's largest product: what its MFU is of."""
-    K, N = max(_matrices(model), key=lambda sides: sides[0] * sides[1])
+    K, N = max(block_shapes(model), key=lambda sides: sides[0] * sides[1])
     x, weight = torch.randn(M, K, dtype=dtype), torch.randn(N, K, dtype=dtype)
     return 2 * M * K * N / seconds(lambda: x @ weight.t())
 
@@ -199,12 +193,12 @@ def _optimizer(seconds: _Timer, settings: config.Config, vocab: int) -> float:
     """Clipping and the update of a block's parameters, for as many as there are."""
     model = settings.model
 
-    class Block(nn.Module):
+    class OneBlock(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.blocks = nn.ModuleList([nn.Linear(K, N, bias=False) for K, N in _matrices(model)])
+            self.blocks = nn.ModuleList([nn.Linear(K, N, bias=False) for K, N in block_shapes(model)])
 
-    block = Block()
+    block = OneBlock()
     optimizer = make_optimizer(block, settings.optim, torch.device("cpu"))
     for parameter in block.parameters():
         parameter.grad = torch.randn_like(parameter)

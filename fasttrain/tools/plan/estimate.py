@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from fasttrain import config
-from fasttrain.gpus import Gpu
 from fasttrain.tools.plan.memory import MemoryEstimate, memory
 from fasttrain.tools.plan.sizes import Sizes, Stated, sizes
-from fasttrain.tools.plan.speed import Cluster, SpeedEstimate, speed, work_of
+from fasttrain.tools.plan.speed import Hardware, SpeedEstimate, speed, work_of
 from fasttrain.units import memory_size
 
 
@@ -25,43 +24,8 @@ class Band(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hardware:
-    """The GPUs that a run is to use."""
-
-    gpu: Gpu
-    gpus: int
-    node: int  # GPUs of a node
-    network: float  # bytes per second of a node
-    memory: float  # bytes of a GPU
-    price: float | None  # USD per GPU-hour
-
-    @staticmethod
-    def of(
-        gpu: Gpu,
-        gpus: int,
-        *,
-        node: int | None = None,
-        network: float | None = None,
-        memory: float | None = None,
-        price: float | None = None,
-    ) -> Hardware:
-        return Hardware(
-            gpu=gpu,
-            gpus=gpus,
-            node=node or min(gpu.node, gpus),
-            network=network or gpu.network,
-            memory=memory or gpu.memory,
-            price=gpu.price if price is None else price,
-        )
-
-    @property
-    def cluster(self) -> Cluster:
-        return Cluster(gpu=self.gpu, node=self.node, network=self.network)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run will be."""
+    """The estimate of a run."""
 
     settings: config.Config
     hardware: Hardware
@@ -92,7 +56,7 @@ class Plan:
 
     @property
     def days(self) -> Band:
-        """Of training alone: neither validation nor what goes wrong."""
+        """Days of training alone: neither validation nor what goes wrong."""
         value, low, high = (self.sizes.tokens / (rate * self.hardware.gpus) / 86_400 for rate in self.rate)
         return Band(value, high, low)
 
@@ -180,7 +144,7 @@ def estimate(settings: config.Config, hardware: Hardware, *, vocab: int, stated:
         sizes=run,
         memory=memory(settings, vocab=vocab, dp_size=dp_size, precision=precision),
         plain_loss=memory(settings, vocab=vocab, dp_size=dp_size, precision=precision, loss="plain"),
-        speed=speed(work, hardware.cluster),
+        speed=speed(work, hardware),
     )
 
 

@@ -47,7 +47,7 @@ _CHUNK_ELEMENTS = 2**31
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """What a rank holds at one point of a step, in bytes by part."""
+    """Bytes that a rank holds at one point of a step, by part."""
 
     name: str
     parts: dict[str, float]
@@ -83,7 +83,7 @@ def memory(
     compiled: bool = True,
     process: float | None = None,  # bytes of a process that has loaded the trainer; None: of a GPU's; 0: tensors alone
 ) -> MemoryEstimate:
-    """Of one rank. `loss` plain: whole logits, their log-softmax and its gradient, as without our kernel."""
+    """The memory of one rank. `loss` plain: whole logits, their log-softmax and its gradient, as without our kernel."""
     step = _StepMemory(settings, vocab, dp_size, precision, device, loss, compiled)
     if process is None:
         process = CONTEXT + (COLLECTIVES if dp_size > 1 else 0)
@@ -295,7 +295,7 @@ class _StepMemory:
 
     @property
     def _head_gradient(self) -> float:
-        """Of the head, from the backward of the loss to the end."""
+        """The gradient of the head, there from the backward of the loss to the end."""
         return self.a * self.P_head if self.sharded else 4 * self.P_head
 
     def _loss_forward(self) -> float:

@@ -56,20 +56,17 @@ def page(plan: Plan, problems: Sequence[str] = ()) -> str:
     )  # fmt: skip
     price = f" Prices: {escape(prices_from())}." if plan.cost else ""
     sections.append(f"<footer>{how}{price}</footer>")
-    body = "\n".join(sections)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}: plan</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
-        f'<body><main>{body}</main><div id="tip"></div><script>{_SCRIPT}</script></body></html>\n'
-    )
+    template = Path(__file__).with_name("page.html").read_text("utf-8")
+    return template.replace("@@name@@", name).replace("@@body@@", "\n".join(sections))
 
 
 def _tiles(plan: Plan) -> str:
     days, cost, memory = plan.days, plan.cost, plan.memory_band
+    gib = _range(Band(*(size / 2**30 for size in memory)), 1)
     tiles = [
         ("parameters", count(plan.sizes.parameters.total), f"{plan.sizes.parameters.total:,}"),
         ("tokens", count(plan.sizes.tokens), f"{plan.sizes.tokens_per_parameter:,.1f} per parameter"),
-        ("memory of a GPU", memory_size(memory.value), f"{_gib_range(memory)} of {memory_size(plan.hardware.memory)}"),
+        ("memory of a GPU", memory_size(memory.value), f"{gib} of {memory_size(plan.hardware.memory)}"),
         ("tokens/s per GPU", f"{plan.rate.value:,.0f}", f"{_range(plan.rate, 0)}; MFU {plan.mfu.value:.1%}"),
         ("days", f"{days.value:,.3g}", f"{days.low:,.3g} to {days.high:,.3g}; {plan.gpu_hours.value:,.0f} GPU-hours"),
     ]
@@ -232,40 +229,3 @@ def _svg(name: str, shapes: str) -> str:
 
 def _range(band: Band, digits: int) -> str:
     return f"{band.low:,.{digits}f} to {band.high:,.{digits}f}"
-
-
-def _gib_range(band: Band) -> str:
-    return _range(Band(*(size / 2**30 for size in band)), 1)
-
-
-_STYLE = """
-:root{--paper:#fff;--ink:#1b1e23;--soft:#69707a;--line:#e3e6ea;--card:#f6f7f9}
-@media(prefers-color-scheme:dark){:root{--paper:#15181c;--ink:#e8eaed;--soft:#9aa1ab;--line:#2b3036;--card:#1d2126}}
-body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
-main{max-width:900px;margin:32px auto;padding:0 20px}
-h1{font-size:24px;margin:0 0 16px}h2{font-size:17px;margin:34px 0 6px}p{margin:4px 0 8px}ul{padding-left:20px}
-.tiles{display:grid;grid-template-columns:repeat(3,1fr);gap:10px;margin:14px 0}
-.tiles div{background:var(--card);border-radius:8px;padding:10px 14px;display:flex;flex-direction:column}
-.tiles b{font-size:22px;line-height:1.35}small,footer{color:var(--soft);font-size:13px}
-footer{margin-top:36px;border-top:1px solid var(--line);padding-top:10px}
-.problem,.warning{border-radius:8px;padding:8px 14px;background:#fde8e6;color:#7d1a12}
-.warning{background:#fdf3d6;color:#6b4d00}
-svg{width:100%;height:auto;display:block}svg text{fill:var(--soft);font:12px system-ui,sans-serif}
-.grid{stroke:var(--line)}.limit{stroke:#d33;stroke-width:1.5}text.limit{fill:#d33;stroke:none}
-.peak{stroke:var(--ink);stroke-dasharray:3 3;opacity:.6}.rate{fill:none;stroke-width:2}
-.hover{fill:transparent}.hover:hover{fill:var(--ink);fill-opacity:.07}
-table{border-collapse:collapse;margin-top:6px}td{padding:2px 18px 2px 0}.number{text-align:right}
-i{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:7px}
-i.hollow{border:1.5px solid var(--soft);border-radius:50%;width:8px;height:8px}
-.key i{margin-left:14px}
-.bar{display:flex;height:26px;border-radius:6px;overflow:hidden;margin:8px 0}
-#tip{position:fixed;display:none;background:var(--ink);color:var(--paper);padding:6px 10px;border-radius:6px;
-font-size:12px;white-space:pre;pointer-events:none}
-"""
-_SCRIPT = """
-const tip=document.getElementById("tip");
-for(const area of document.querySelectorAll(".hover")){
-area.addEventListener("mousemove",e=>{tip.textContent=JSON.parse(area.dataset.tip);tip.style.display="block";
-tip.style.left=Math.min(e.clientX+14,innerWidth-tip.offsetWidth-8)+"px";tip.style.top=(e.clientY+14)+"px"});
-area.addEventListener("mouseleave",()=>tip.style.display="none")}
-"""

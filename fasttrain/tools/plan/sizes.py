@@ -1,5 +1,5 @@
-"""What follows from the settings alone, without any model of speed: sizes, tokens, epochs, checkpoints. And whether
-all that the user says of the run can be true at once.
+"""The sizes that follow from the settings alone: parameters, tokens, epochs, checkpoints. And whether all that the user
+says of the run can be true at once.
 
 A contradiction is a sentence with the two values, and the setting that mends it. `fasttrain plan` and a run that starts
 ask the same function. Of the data, if it is here, a plan asks how many tokens there are, and the vocabulary.
@@ -30,7 +30,7 @@ DEFAULT_VOCAB = 4096  # of Python's standard library, the data of a run that nam
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """What the user says of a run beside its settings."""
+    """Statements of the user about a run, beside its settings."""
 
     size: tuple[str, float] | None = None  # as written, and as parameters
     size_from: str = ""
@@ -121,7 +121,7 @@ def sizes(settings: config.Config, *, vocab: int, dp_size: int = 1, stated: Stat
 
 
 def at_start(settings: config.Config, *, vocab: int, dp_size: int, dataset: Mapping[str, float]) -> Sizes:
-    """What a run that starts says of itself: its arithmetic, and what in it contradicts its data or its name.
+    """The sizes of a run that starts: its arithmetic, and what in it contradicts its data or its name.
 
     Disk space for checkpoints is not looked at here: a run looks at its own disk, with what is on it already.
     """

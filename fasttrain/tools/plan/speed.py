@@ -12,7 +12,7 @@ The calibrated figures are in calibration.toml, fitted by bench/fit_plan.py to a
 tests/fasttrain/tools/plan/published.toml, and checked by the rest (test_published.py). Figures for a GPU that no
 published run is on are carried over from another one: the band says so.
 
-B sequences of T tokens are M tokens of a micro-batch; W ranks, S of which share the weights, R = W / S dp_replicate.
+B sequences of T tokens are M tokens of a micro-batch; W ranks, S of which share the weights, R = W / S replicas.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fasttrain import config
-from fasttrain.flops import HOST_SECONDS, block_matrices, flops_per_token, num_parameters
+from fasttrain.flops import HOST_SECONDS, block_matrices, block_shapes, flops_per_token, num_parameters
 from fasttrain.gpus import Gpu
 from fasttrain.tools.plan.memory import ITEMSIZE, chunk_rows
 
@@ -51,7 +51,7 @@ class Calibration:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a rank does in a step, as far as time depends on it."""
+    """The work of a rank in a step, as far as time depends on it."""
 
     model: config.ModelConfig
     vocab: int
@@ -75,7 +75,7 @@ class Work:
 
     @property
     def tokens(self) -> int:
-        """Of a rank's step."""
+        """Tokens of a rank's step."""
         return self.micro * self.sequence * self.micro_batches
 
     @property
@@ -84,16 +84,34 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """Where it runs."""
+class Hardware:
+    """The GPUs that a run is to use."""
 
     gpu: Gpu
+    gpus: int
     node: int  # GPUs of a node
     network: float  # bytes per second of a node
+    memory: float  # bytes of a GPU
+    price: float | None  # USD per GPU-hour
 
     @staticmethod
-    def of(gpu: Gpu, *, node: int | None = None, network: float | None = None) -> Cluster:
-        return Cluster(gpu=gpu, node=node or gpu.node, network=network or gpu.network)
+    def of(
+        gpu: Gpu,
+        gpus: int,
+        *,
+        node: int | None = None,
+        network: float | None = None,
+        memory: float | None = None,
+        price: float | None = None,
+    ) -> Hardware:
+        return Hardware(
+            gpu=gpu,
+            gpus=gpus,
+            node=node or min(gpu.node, gpus),
+            network=network or gpu.network,
+            memory=memory or gpu.memory,
+            price=gpu.price if price is None else price,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +141,7 @@ class SpeedEstimate:
 def work_of(
     settings: config.Config, *, vocab: int, dp_size: int, precision: str = "bf16", compiled: bool = True
 ) -> Work:
-    """What a run of these settings does."""
+    """The work of a run with these settings."""
     parallel, batch = settings.parallel, settings.batch
     recompute = parallel.recompute
     sharded = dp_size > 1 or precision != "fp32"
@@ -148,7 +166,7 @@ def work_of(
 
 @cache
 def calibrations() -> dict[str, Calibration]:
-    """By architecture."""
+    """The fitted figures by architecture."""
     table: dict[str, Any] = tomllib.loads(TABLE.read_text("utf-8"))
     shared = table["shared"]
     return {
@@ -157,9 +175,9 @@ def calibrations() -> dict[str, Calibration]:
     }
 
 
-def speed(work: Work, cluster: Cluster, calibration: Calibration | None = None) -> SpeedEstimate:
-    """Of a step."""
-    gpu = cluster.gpu
+def speed(work: Work, hardware: Hardware, calibration: Calibration | None = None) -> SpeedEstimate:
+    """The time of a step, by part."""
+    gpu = hardware.gpu
     given = calibration or calibrations()[gpu.architecture]
     peak = gpu.peak(work.precision)
     per_micro = {
@@ -173,7 +191,7 @@ def speed(work: Work, cluster: Cluster, calibration: Calibration | None = None) 
     parts = {part: n * seconds for part, seconds in per_micro.items()}
     parts["launching"] = n * max(launching - busy, 0.0)
     parts["optimizer"] = _optimizer(work, gpu, given) + _STEP
-    parts["exposed"] = _exposed(work, cluster, given, n * (busy + max(launching - busy, 0.0)))
+    parts["exposed"] = _exposed(work, hardware, given, n * (busy + max(launching - busy, 0.0)))
     return SpeedEstimate(
         parts=parts,
         tokens=work.tokens,
@@ -184,13 +202,11 @@ def speed(work: Work, cluster: Cluster, calibration: Calibration | None = None) 
 
 
 def _matmuls(work: Work, gpu: Gpu, given: Calibration) -> float:
-    """Of a micro-batch: each matrix forward, and twice in backward."""
+    """Seconds of a micro-batch: each matrix forward, and twice in backward."""
     peak = gpu.peak(work.precision)
     m, M = work.model, work.micro * work.sequence
-    C, D = m.hidden, m.head_dim
-    wide = m.ffn * 3 // 2  # of two matrices with as many elements as three
-    feed_forward = [(C, 2 * m.ffn), (m.ffn, C)] if work.gated else [(C, wide), (wide, C)]
-    block = [(C, (m.heads + 2 * m.kv_heads) * D), (m.heads * D, C), *feed_forward]
+    C, wide = m.hidden, m.ffn * 3 // 2  # of two matrices with as many elements as three
+    block = block_shapes(m) if work.gated else [*block_shapes(m)[:2], (C, wide), (wide, C)]
 
     def seconds(K: int, N: int) -> float:
         moved = (M * K + K * N + M * N) * ITEMSIZE[work.precision]
@@ -247,7 +263,7 @@ def _optimizer(work: Work, gpu: Gpu, given: Calibration) -> float:
     return seconds
 
 
-def collectives(work: Work, cluster: Cluster) -> dict[str, float]:
+def collectives(work: Work, hardware: Hardware) -> dict[str, float]:
     """Seconds of a step's collectives, if nothing hid them: gathers, reductions, all-reduce among dp_replicate."""
     counts, a = num_parameters(work.model, work.vocab), ITEMSIZE[work.precision]
     if work.dp_size == 1:
@@ -259,56 +275,56 @@ def collectives(work: Work, cluster: Cluster) -> dict[str, float]:
         return {
             "gather": 0.0,
             "reduce": 0.0,
-            "dp_replicate": _all_reduce(work.dp_size, work.reduced * counts.total, cluster),
+            "dp_replicate": _all_reduce(work.dp_size, work.reduced * counts.total, hardware),
         }
     rounds = work.micro_batches if work.gathers == 2 else 1
     gathered = rounds * (work.gathers * blocks + root) * a
-    hops = _ring_latency(work.shards, cluster)
+    hops = _ring_latency(work.shards, hardware)
     return {
-        "gather": _ring(work.shards, gathered, cluster) + rounds * work.gathers * units * hops,
-        "reduce": _ring(work.shards, reductions * work.reduced * counts.total, cluster) + reductions * units * hops,
-        "dp_replicate": _between_replicas(work, work.reduced * counts.total, cluster),
+        "gather": _ring(work.shards, gathered, hardware) + rounds * work.gathers * units * hops,
+        "reduce": _ring(work.shards, reductions * work.reduced * counts.total, hardware) + reductions * units * hops,
+        "dp_replicate": _between_replicas(work, work.reduced * counts.total, hardware),
     }
 
 
-def _exposed(work: Work, cluster: Cluster, given: Calibration, busy: float) -> float:
+def _exposed(work: Work, hardware: Hardware, given: Calibration, busy: float) -> float:
     """A share that never hides (the first gather, the last reduction, kernels that compete), and what computing is
     too short for."""
-    total = sum(collectives(work, cluster).values())
+    total = sum(collectives(work, hardware).values())
     hidden = (1 - given.exposed) * total
     return given.exposed * total + max(hidden - 0.9 * busy, 0.0)
 
 
-def _ring(ranks: int, size: float, cluster: Cluster) -> float:
+def _ring(ranks: int, size: float, hardware: Hardware) -> float:
     """Seconds to bring every rank of a group a whole of so many bytes, of which each has a share; or to reduce one."""
     if ranks == 1:
         return 0.0
-    inside = (ranks - 1) / ranks * size / (_LINK * cluster.gpu.link)
-    nodes = ranks / cluster.node
+    inside = (ranks - 1) / ranks * size / (_LINK * hardware.gpu.link)
+    nodes = ranks / hardware.node
     if nodes <= 1:
         return inside
-    return max(inside, (nodes - 1) / nodes * size / (_NETWORK * cluster.network))
+    return max(inside, (nodes - 1) / nodes * size / (_NETWORK * hardware.network))
 
 
-def _ring_latency(ranks: int, cluster: Cluster) -> float:
-    nodes = max(ranks / cluster.node, 1)
+def _ring_latency(ranks: int, hardware: Hardware) -> float:
+    nodes = max(ranks / hardware.node, 1)
     return _HOP * (ranks - 1) + _NODE_HOP * (nodes - 1)
 
 
-def _between_replicas(work: Work, size: float, cluster: Cluster) -> float:
+def _between_replicas(work: Work, size: float, hardware: Hardware) -> float:
     """The all-reduce of each rank's shard with the same shard elsewhere: all ranks of a node share its network."""
     R, S = work.dp_replicate, work.shards
     if R == 1:
         return 0.0
     volume = 2 * (R - 1) / R * size / S
-    together = min(cluster.node, work.dp_size)
-    if work.dp_size <= cluster.node:
-        return volume / (_LINK * cluster.gpu.link)
-    if cluster.node <= S:
-        return volume * cluster.node / (_NETWORK * cluster.network)
+    together = min(hardware.node, work.dp_size)
+    if work.dp_size <= hardware.node:
+        return volume / (_LINK * hardware.gpu.link)
+    if hardware.node <= S:
+        return volume * hardware.node / (_NETWORK * hardware.network)
     # Several dp_replicate in a node are summed there first
-    return volume / (_LINK * cluster.gpu.link) + 2 * size / (_NETWORK * cluster.network) * (together / cluster.node)
+    return volume / (_LINK * hardware.gpu.link) + 2 * size / (_NETWORK * hardware.network) * (together / hardware.node)
 
 
-def _all_reduce(ranks: int, size: float, cluster: Cluster) -> float:
-    return 2 * _ring(ranks, size, cluster) + 2 * _ring_latency(ranks, cluster)
+def _all_reduce(ranks: int, size: float, hardware: Hardware) -> float:
+    return 2 * _ring(ranks, size, hardware) + 2 * _ring_latency(ranks, hardware)

@@ -136,7 +136,7 @@ AROUND = 40  # steps before and after an event that stay single
 
 
 class Buckets(NamedTuple):
-    """Of one figure; nan: no finite value."""
+    """One decimated figure; nan: no finite value."""
 
     mean: np.ndarray  # (buckets,)
     low: np.ndarray

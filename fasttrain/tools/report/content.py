@@ -1,10 +1,10 @@
-"""What the page is told of each run: plain data, decimated, in the units that the page shows."""
+"""The data of the page about each run: plain, decimated, in the units that the page shows."""
 
 from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,14 +50,14 @@ def figures(record: RunRecord) -> dict[str, Any]:
     columns = record.columns
     best = min(_main_validations(record), key=lambda line: line["loss"], default=None)
     return dict(
-        loss=_last(columns["loss"]),
+        loss=_finite(columns["loss"], lambda values: values[-1]),
         validation=best and best["loss"],
         validation_step=best and best["step"],
-        tokens=_last(columns["tokens"]),
+        tokens=_finite(columns["tokens"], lambda values: values[-1]),
         seconds=float(record.clock.hours(np.array([record.last_written]))[0]) * 3600,
-        tokens_per_second=_median(columns["tokens_per_second"]),
-        mfu=_median(columns["mfu"]),
-        memory=_highest(columns["memory"]),
+        tokens_per_second=_finite(columns["tokens_per_second"], np.median),
+        mfu=_finite(columns["mfu"], np.median),
+        memory=_finite(columns["memory"], np.max),
         events=sum(event.severity in (Severity.ERROR, Severity.WARNING) for event in record.events),
         rollbacks=sum(event.kind == EventKind.ROLLBACK for event in record.events),
     )
@@ -179,7 +179,7 @@ def _event(record: RunRecord, event: Event) -> dict[str, Any]:
 
 
 def _latest(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of those that ask the same of the same step, the last."""
+    """The last of those that ask the same of the same step."""
     asked = ("step", "set", "task", "metric", "filter", "fewshot", "samples", "tokens")
     found = {tuple(str(line.get(key)) for key in asked): line for line in evaluations}
     return sorted(found.values(), key=lambda line: line["step"])
@@ -198,17 +198,13 @@ def _checkpoints(checkpoints: list[CheckpointEntry]) -> list[dict[str, Any]]:
 
 def _sections(settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Settings as config.toml has them, and which of them are not the defaults."""
-    defaults = flat(_default_settings())
+    defaults = flat(tomllib.loads(to_toml(Config())))
     sections: dict[str, list[dict[str, Any]]] = {}
     for key, value in settings.items():
         section, _, name = key.rpartition(".") if "." not in key else key.partition(".")
         changed = key not in BESIDE and value != defaults.get(key)
         sections.setdefault(section or "run", []).append(dict(key=name, value=_shown(value), changed=changed))
     return [dict(name=name, settings=rows) for name, rows in sections.items()]
-
-
-def _default_settings() -> dict[str, Any]:
-    return tomllib.loads(to_toml(Config()))
 
 
 def _seconds_left(record: RunRecord, planned: int | None) -> float | None:
@@ -233,16 +229,6 @@ def _cut(text: str, length: int = TEXT) -> str:
     return text if len(text) <= length else f"{text[:length]}..."
 
 
-def _last(values: np.ndarray) -> float | None:
-    finite = values[np.isfinite(values)]
-    return float(finite[-1]) if len(finite) else None
-
-
-def _median(values: np.ndarray) -> float | None:
-    finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if len(finite) else None
-
-
-def _highest(values: np.ndarray) -> float | None:
-    finite = values[np.isfinite(values)]
-    return float(finite.max()) if len(finite) else None
+def _finite(values: np.ndarray, reduce: Callable[[np.ndarray], Any]) -> float | None:
+    found = values[np.isfinite(values)]
+    return float(reduce(found)) if len(found) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -85,7 +86,7 @@ def _saved(figure: Figure, path: Path) -> Path:
 
 
 def _panel(ax: Axes, records: Sequence[RunRecord], panel: Panel) -> None:
-    for record, colour in zip(records, _colours(records), strict=False):
+    for record, colour in zip(records, cycle(COLOURS), strict=False):
         x, (mean, low, high) = _curve(record, panel.name)
         ax.fill_between(x, low * panel.factor, high * panel.factor, color=colour, alpha=0.2, lw=0)
         ax.plot(x, mean * panel.factor, color=colour, lw=1.2, label=record.name if len(records) > 1 else "training")
@@ -103,7 +104,7 @@ def _panel(ax: Axes, records: Sequence[RunRecord], panel: Panel) -> None:
 
 
 def _step_time(ax: Axes, record: RunRecord) -> None:
-    """Of one run: stacks of several would hide each other."""
+    """Stacked phases of one run: those of several would hide each other."""
     names = [name for name in record.columns.names if name.startswith("time/")]
     names = [name for name in names if name not in ("time/validation", "time/checkpoint")]
     if names:
@@ -161,7 +162,3 @@ def _by_place(records: Sequence[RunRecord]) -> dict[int, list[Event]]:
         place = event.step if last is None or event.step - last > near else last
         places.setdefault(place, []).append(event)
     return places
-
-
-def _colours(records: Sequence[RunRecord]) -> list[str]:
-    return [COLOURS[place % len(COLOURS)] for place in range(len(records))]

@@ -176,7 +176,7 @@ def _saved(path: Path, state: str, *, verify: bool) -> CheckpointEntry:
 
 
 def _metadata(run: Path, settings: dict[str, Any], events: list[Event]) -> dict[str, Any]:
-    """What its last start says; what that does not say, as far as files tell."""
+    """Read what its last start says, and the rest as far as files tell."""
     metadata: dict[str, Any] = {}
     for event in events:
         if event.kind in STARTS:
@@ -229,7 +229,7 @@ def state_of(record: RunRecord, *, running: bool | None = None, now: float | Non
 
 
 def _since_start(events: list[Event]) -> list[Event]:
-    """What the newest process of the run has said."""
+    """Events of the newest process of the run."""
     first = max((place for place, event in enumerate(events) if event.kind in STARTS), default=0)
     return events[first:]
 

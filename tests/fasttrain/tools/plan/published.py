@@ -11,7 +11,7 @@ from typing import Any
 
 from fasttrain import config
 from fasttrain.gpus import find_gpu
-from fasttrain.tools.plan.speed import Calibration, Cluster, Work, speed
+from fasttrain.tools.plan.speed import Calibration, Hardware, Work, speed
 
 TABLE = Path(__file__).with_name("published.toml")
 
@@ -25,12 +25,12 @@ class Point:
     held_out: bool
     rate: float  # tokens per second and GPU
     work: Work
-    cluster: Cluster
+    hardware: Hardware
     memory_gib: float | None
 
     def error(self, calibration: Calibration | None = None) -> float:
         """Predicted over published, less one."""
-        return speed(self.work, self.cluster, calibration).rate / self.rate - 1
+        return speed(self.work, self.hardware, calibration).rate / self.rate - 1
 
 
 @cache
@@ -81,6 +81,6 @@ def _point(row: dict[str, Any], table: dict[str, Any]) -> Point:
         held_out=is_held_out(row["id"], table["sources"][row["source"]]["split"]),
         rate=row["rate"],
         work=work,
-        cluster=Cluster.of(gpu, node=gpu.node, network=network),
+        hardware=Hardware.of(gpu, row["gpus"], node=gpu.node, network=network),
         memory_gib=row.get("memory_gib"),
     )

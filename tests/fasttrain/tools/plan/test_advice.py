@@ -3,7 +3,8 @@ import pytest
 from fasttrain.gpus import find_gpu
 from fasttrain.recipes import RECIPES
 from fasttrain.tools.plan.advice import advice, largest_micro, largest_model, options, remedies, scaling, search
-from fasttrain.tools.plan.estimate import Hardware, changed, estimate
+from fasttrain.tools.plan.estimate import changed, estimate
+from fasttrain.tools.plan.speed import Hardware
 
 SETTINGS = RECIPES["550m"]()
 CARD = Hardware.of(find_gpu("rtx-5090"), 1)

@@ -51,7 +51,7 @@ def test_the_error_on_whole_sources_that_nothing_was_fitted_to():
 
 
 def test_the_band_covers_nine_of_ten_held_out_runs():
-    inside = [abs(point.error()) <= calibrations()[point.cluster.gpu.architecture].band for point in HELD_OUT]
+    inside = [abs(point.error()) <= calibrations()[point.hardware.gpu.architecture].band for point in HELD_OUT]
     assert statistics.mean(inside) >= 0.88
 
 

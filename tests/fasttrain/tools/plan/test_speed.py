@@ -6,15 +6,15 @@ from fasttrain.flops import num_parameters
 from fasttrain.gpus import find_gpu, gpu_of_device, gpus
 from fasttrain.recipes import RECIPES
 from fasttrain.tools.plan.estimate import changed
-from fasttrain.tools.plan.speed import Cluster, collectives, speed, work_of
+from fasttrain.tools.plan.speed import Hardware, collectives, speed, work_of
 
 LLAMA = RECIPES["llama2-7b"]()
-A100 = Cluster.of(find_gpu("a100-80gb"))
+A100 = Hardware.of(find_gpu("a100-80gb"), 128)
 
 
-def rate(settings=LLAMA, dp_size=128, cluster=A100, **work):
+def rate(settings=LLAMA, dp_size=128, hardware=A100, **work):
     described = work_of(settings, vocab=settings.model.vocab, dp_size=dp_size)
-    return speed(replace(described, **work), cluster).rate
+    return speed(replace(described, **work), hardware).rate
 
 
 def test_what_helps_helps():
@@ -23,8 +23,8 @@ def test_what_helps_helps():
     assert rate(changed(LLAMA, parallel=dict(recompute="selective"))) > rate(
         changed(LLAMA, parallel=dict(recompute="full"))
     )
-    assert rate() > rate(cluster=replace(A100, network=A100.network / 8))
-    assert rate(cluster=Cluster.of(find_gpu("h100-sxm"))) > 1.5 * rate()
+    assert rate() > rate(hardware=replace(A100, network=A100.network / 8))
+    assert rate(hardware=Hardware.of(find_gpu("h100-sxm"), 128)) > 1.5 * rate()
     assert rate(precision="bf16") > 3 * rate(precision="fp32")
 
 
