@@ -53,7 +53,7 @@ def test_a_step_is_the_same_batch_whenever_and_whoever_asks(stream):
     assert not same(forwards[0], batches_of(stream, seed=1).at(0))
 
 
-def test_a_skip_leaves_out_the_batches_of_some_steps_and_changes_no_other(stream):
+def test_a_skip_skips_the_batches_of_some_steps_and_changes_no_other(stream):
     whole, skipping = batches_of(stream), batches_of(stream, cursor=DataCursor(skips=(Skip(3, 2), Skip(6, 1))))
     came = [step for step in range(12) if step not in (3, 4, 8)]
     assert all(same(skipping.at(step), whole.at(before)) for step, before in enumerate(came))
@@ -190,16 +190,16 @@ def test_types_and_shapes(stream):
 @pytest.mark.parametrize("document_mask", [False, True])
 def test_micro_batches_are_the_rows_of_a_batch_with_documents_of_their_own(stream, rows, document_mask):
     batch = batches_of(stream, sequences=6, document_mask=document_mask).at(1)
-    pieces = batch.split(rows)
-    assert torch.equal(torch.cat([piece.tokens for piece in pieces]), batch.tokens)
-    assert torch.equal(torch.cat([piece.targets for piece in pieces]), batch.targets)
-    assert np.array_equal(np.concatenate([piece.samples for piece in pieces]), batch.samples)
+    parts = batch.split(rows)
+    assert torch.equal(torch.cat([part.tokens for part in parts]), batch.tokens)
+    assert torch.equal(torch.cat([part.targets for part in parts]), batch.targets)
+    assert np.array_equal(np.concatenate([part.samples for part in parts]), batch.samples)
     if not document_mask:
-        assert all(piece.cu_seqlens is None and piece.positions is None for piece in pieces)
+        assert all(part.cu_seqlens is None and part.positions is None for part in parts)
         return
-    assert torch.equal(torch.cat([piece.positions for piece in pieces]), batch.positions)
-    for piece in pieces:
-        assert piece.cu_seqlens.tolist() == documents_by_hand(stream, piece)[0]
+    assert torch.equal(torch.cat([part.positions for part in parts]), batch.positions)
+    for part in parts:
+        assert part.cu_seqlens.tolist() == documents_by_hand(stream, part)[0]
 
 
 def test_a_batch_moves_as_a_whole(stream):
@@ -241,8 +241,8 @@ def test_attention_of_the_kernels_accepts_the_documents(stream):
     q, k, v = torch.randn(3, 4, 8, 2, 16)
     whole = attention(q, k, v, cu_seqlens=batch.cu_seqlens)
     parts = [
-        attention(*(x[i * 2 : i * 2 + 2] for x in (q, k, v)), cu_seqlens=piece.cu_seqlens)
-        for i, piece in enumerate(batch.split(2))
+        attention(*(x[i * 2 : i * 2 + 2] for x in (q, k, v)), cu_seqlens=part.cu_seqlens)
+        for i, part in enumerate(batch.split(2))
     ]
     torch.testing.assert_close(torch.cat(parts), whole)
 
@@ -332,7 +332,7 @@ def test_it_stands_in_for_batches(make_dataset):
     batches = Batches(make_dataset([50] * 20).split("train"), sequence=16, sequences=4, seed=0, document_mask=True)
     with Prefetcher(lambda step: batches.at(step).split(2), ahead=3) as prefetcher:
         for step in (0, 1, 2, 40):
-            pieces = prefetcher.at(step)
-            assert [piece.tokens.tolist() for piece in pieces] == [
-                piece.tokens.tolist() for piece in batches.at(step).split(2)
+            parts = prefetcher.at(step)
+            assert [part.tokens.tolist() for part in parts] == [
+                part.tokens.tolist() for part in batches.at(step).split(2)
             ]

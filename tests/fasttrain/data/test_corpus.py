@@ -33,9 +33,9 @@ def sources(tmp_path: Path) -> Path:
 def documents(dataset: Dataset, split: str) -> list[str]:
     stream, tokenizer = dataset.split(split), dataset.tokenizer()
     tokens = stream.windows(np.array([0]), len(stream))[0]
-    pieces = np.split(tokens, stream.document_ends[:-1])
-    assert all(piece[0] == dataset.separator and not (piece[1:] == dataset.separator).any() for piece in pieces)
-    return [tokenizer.decode(piece[1:].tolist(), skip_special_tokens=False) for piece in pieces]
+    parts = np.split(tokens, stream.document_ends[:-1])
+    assert all(part[0] == dataset.separator and not (part[1:] == dataset.separator).any() for part in parts)
+    return [tokenizer.decode(part[1:].tolist(), skip_special_tokens=False) for part in parts]
 
 
 def test_documents_come_back_whole_each_in_one_split(tmp_path, sources):

@@ -96,7 +96,7 @@ def test_a_directory_of_something_else(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"format": "parquet", "version": 1}'])
-def test_a_foreign_description(tmp_path, text):
+def test_a_description_of_another_program(tmp_path, text):
     (tmp_path / "dataset.json").write_text(text)
     path = tmp_path / "dataset.json"
     message = f'dataset: {path} does not say "format": "fasttrain dataset", so another program has written it'

@@ -77,14 +77,14 @@ def test_excerpts_are_the_batches_of_every_rank(tmp_path, request, kind):
             )  # fmt: skip
             batch = batches.at(step)
             for row, tokens in enumerate(batch.tokens.numpy()):
-                pieces = [e for e in excerpts if (e.dp_rank, e.row) == (rank, row)]
+                parts = [e for e in excerpts if (e.dp_rank, e.row) == (rank, row)]
                 found = [
                     opened.datasets[e.component].split(SPLIT).windows(np.array([e.start]), e.stop - e.start)[0]
-                    for e in pieces
+                    for e in parts
                 ]
                 assert np.array_equal(np.concatenate(found), tokens)
                 begins = (batch.positions[row] == 0).nonzero()[:, 0].tolist()  # a document, or the sample
-                assert [e.start - pieces[0].start for e in pieces] == begins
+                assert [e.start - parts[0].start for e in parts] == begins
         assert len({(e.dp_rank, e.row) for e in excerpts}) == 6
 
 
@@ -167,10 +167,10 @@ def test_text_without_a_tokenizer_is_numbers(tmp_path):
     np.arange(3, 400, dtype="<u2").tofile(tmp_path / "train.bin")
     data = config.DataConfig(path=tmp_path, vocab=500, separator=50, sequence=T)
     append_segment(tmp_path, segment_of(data))
-    pieces = list(locate(tmp_path, 0))
-    assert all(piece.document is None and piece.source is None for piece in pieces)
-    first = text_of(training_data(data).first, pieces[0].start, pieces[0].stop)
-    assert first.split()[0] == str(pieces[0].start + 3)
+    parts = list(locate(tmp_path, 0))
+    assert all(part.document is None and part.source is None for part in parts)
+    first = text_of(training_data(data).first, parts[0].start, parts[0].stop)
+    assert first.split()[0] == str(parts[0].start + 3)
     with pytest.raises(ValueError, match="no index of its documents; only steps"):
         list(occurrences(tmp_path, 0, stop=10))
 

@@ -76,7 +76,7 @@ def test_a_rare_part_comes_as_often_as_it_should():
 
 @EXAMPLES
 @given(mixtures(limited=True), st.integers(0, 4000), st.integers(1, 700))
-def test_a_stretch_does_not_depend_on_where_it_is_cut(made, first, count):
+def test_a_segment_does_not_depend_on_where_it_is_split(made, first, count):
     mixture, parts = made
     if mixture.length is not None:
         first, count = min(first, mixture.length // 2), min(count, mixture.length - mixture.length // 2)
@@ -115,7 +115,7 @@ def test_the_order_is_frozen():
 
 @EXAMPLES
 @given(mixtures(limited=True))
-def test_a_part_stops_exactly_at_its_limit_and_the_others_go_on_in_their_proportions(made):
+def test_a_part_stops_exactly_at_its_limit_and_the_others_continue_in_their_proportions(made):
     mixture, parts = made
     assert mixture.length == sum(max(0, part.limit - part.used) for part in parts)
     if not mixture.length:
@@ -226,10 +226,10 @@ def test_documents_of_all_components_are_marked(components):
         batch = batches_of(components).at(2)
         alone = Batches(stream, sequence=8, sequences=1, seed=0, document_mask=True)
         for row in np.flatnonzero(batch.components == component)[:3]:
-            (piece,) = [batch.split(1)[row]]
-            match = next(alone.at(s) for s in range(alone.sizes[0]) if alone.rows_at(s).samples[0] == piece.samples[0])
+            (part,) = [batch.split(1)[row]]
+            match = next(alone.at(s) for s in range(alone.sizes[0]) if alone.rows_at(s).samples[0] == part.samples[0])
             for name in ("tokens", "targets", "positions", "cu_seqlens"):
-                assert torch.equal(getattr(piece, name), getattr(match, name)), name
+                assert torch.equal(getattr(part, name), getattr(match, name)), name
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
@@ -265,7 +265,7 @@ def test_the_end_of_the_data_is_known_in_advance(components):
     assert batches_of(components).end is None
 
 
-def test_other_weights_and_other_components_go_on_where_each_component_was(components):
+def test_other_weights_and_other_components_continue_where_each_component_was(components):
     before = batches_of(components)
     used = before.used_at(6)
     changed = [components[1], components[0]._replace(weight=2.0), MixtureComponent("new", components[2].stream)]

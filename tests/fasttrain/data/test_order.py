@@ -56,7 +56,7 @@ def test_the_order_is_frozen():
 
 @EXAMPLES
 @given(first=st.integers(0, 500), count=st.integers(1, 500), size=st.integers(1, 200))
-def test_a_stretch_of_a_run_does_not_depend_on_where_it_is_cut(first, count, size):
+def test_a_segment_of_a_run_does_not_depend_on_where_it_is_split(first, count, size):
     whole = samples_of_run(0, first + count, size=size, seed=3)
     assert np.array_equal(samples_of_run(first, count, size=size, seed=3), whole[first:])
 

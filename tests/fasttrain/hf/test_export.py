@@ -206,13 +206,13 @@ def test_a_step_is_chosen_and_only_its_weights_are_loaded(runs: Runs, tmp_path: 
 
 def test_data_of_other_programs(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a tokenizer there are no tokenizer files, and it is said; one that is named is used."""
-    source, foreign = Dataset(runs.data), tmp_path / "foreign"
-    foreign.mkdir()
+    source, other = Dataset(runs.data), tmp_path / "other"
+    other.mkdir()
     for split, name in (("train", "train.bin"), ("validation", "val.bin")):
         stream = source.split(split)
-        (foreign / name).write_bytes(stream.windows(np.array([0]), len(stream)).tobytes())
+        (other / name).write_bytes(stream.windows(np.array([0]), len(stream)).tobytes())
     said = ["--data.separator", SEPARATOR, "--data.vocab", 257]
-    run = train(tmp_path / "run", foreign, *SIZES, *said)
+    run = train(tmp_path / "run", other, *SIZES, *said)
     capsys.readouterr()
     assert command([str(run), "--out", str(tmp_path / "bare")]) == 0
     assert "without a tokenizer" in capsys.readouterr().out
@@ -220,11 +220,11 @@ def test_data_of_other_programs(runs: Runs, tmp_path: Path, capsys: pytest.Captu
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "bare").generation_config.eos_token_id == SEPARATOR
     assert command([str(run), "--out", str(tmp_path / "added"), "--tokenizer", str(source.tokenizer_path)]) == 0
     assert AutoTokenizer.from_pretrained(tmp_path / "added")(TEXT).input_ids == source.tokenizer().encode(TEXT).ids
-    named = train(tmp_path / "named", foreign, *SIZES, *said, "--data.tokenizer", source.tokenizer_path)
+    named = train(tmp_path / "named", other, *SIZES, *said, "--data.tokenizer", source.tokenizer_path)
     assert command([str(named), "--out", str(tmp_path / "known")]) == 0
     assert AutoTokenizer.from_pretrained(tmp_path / "known").eos_token_id == SEPARATOR
     unseparated = train(
-        tmp_path / "one text", foreign, *SIZES, "--data.separator", -1, "--data.vocab", 257, "--model.qk_norm", False
+        tmp_path / "one text", other, *SIZES, "--data.separator", -1, "--data.vocab", 257, "--model.qk_norm", False
     )
     assert command([str(unseparated), "--out", str(tmp_path / "endless")]) == 0
     config = AutoModelForCausalLM.from_pretrained(tmp_path / "endless").config

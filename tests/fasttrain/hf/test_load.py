@@ -178,7 +178,7 @@ def test_bf16_weights_become_fp32(place: Place) -> None:
         assert_has_the_weights_of(run.model, path)
 
 
-def test_a_large_tensor_is_read_in_pieces(place: Place) -> None:
+def test_a_large_tensor_is_read_in_chunks(place: Place) -> None:
     path = place.theirs("qwen3 untied")
     with patch.object(fasttrain.hf.load, "_READ_BYTES", 4 * 24 * 7), prepared(place.settings(path)) as run:
         assert_has_the_weights_of(run.model, path)
@@ -248,7 +248,7 @@ def test_a_run_that_rolls_back_to_its_start_has_the_weights_again(place: Place, 
     assert read.call_count == 2
 
 
-def test_weights_that_know_nothing_about_the_data_are_an_incident(place: Place, copied: Path, tmp_path: Path) -> None:
+def test_weights_that_know_nothing_about_the_data_are_an_event(place: Place, copied: Path, tmp_path: Path) -> None:
     weights = load_file(copied / "model.safetensors")
     weights["lm_head.weight"] *= 50
     save_file(weights, copied / "model.safetensors")
@@ -285,7 +285,7 @@ def test_settings_that_contradict_the_checkpoint(
     assert "both say where the weights come from" in said
 
 
-def test_plans_and_certificates_take_the_setting(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plans_and_verify_resume_take_the_setting(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     path = place.theirs("llama")
     assert plan_command(["--from-hf", str(path), "--gpu", "h100-sxm", "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)

@@ -51,7 +51,7 @@ def test_a_run_refuses_doubled_separators_before_its_first_step(tmp_path, capsys
 
 
 @pytest.mark.parametrize("how", ["warn", "off"])
-def test_unless_it_is_told_to_go_on(tmp_path, how):
+def test_unless_it_is_told_to_continue(tmp_path, how):
     path = doubled(tmp_path / "d")
     assert ended(tmp_path / "run", ["--data.path", str(path), "--data.lint", how]) == 0
     told = [event["text"] for event in events(tmp_path / "run") if event["kind"] == "data"]

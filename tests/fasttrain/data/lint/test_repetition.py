@@ -97,7 +97,7 @@ def test_lines_taken_for_documents(tmp_path):
 # --- hashes
 
 
-def test_equal_stretches_have_equal_hashes_and_no_others():
+def test_equal_spans_have_equal_hashes_and_no_others():
     tokens = RNG.integers(0, 1000, 500).astype(np.uint16)
     tokens[300:340] = tokens[100:140]
     hasher = Hasher(1000, 500)

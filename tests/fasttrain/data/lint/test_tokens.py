@@ -112,7 +112,7 @@ def test_tokens_of_another_tokenizer(tmp_path):
     assert found(lint(write(tmp_path / "e", documents(50))), "round trip").severity == "ok"
 
 
-def test_documents_that_are_pieces_of_a_text_come_out_the_same_but_for_their_ends(tmp_path):
+def test_documents_that_are_parts_of_a_text_come_out_the_same_but_for_their_ends(tmp_path):
     stream = [id for text in texts(60) for id in encoded(text + " é \u2019 ")]
     content = [[SEPARATOR, *stream[first : first + 101]] for first in range(0, len(stream), 101)]
     assert found(lint(write(tmp_path / "d", content)), "round trip").count == 0

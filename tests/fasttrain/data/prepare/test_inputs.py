@@ -120,7 +120,7 @@ def inputs(tmp_path: Path, monkeypatch):
     return find_inputs([tmp_path])
 
 
-def test_one_may_begin_at_the_end_of_any_piece(inputs):
+def test_one_may_begin_at_the_end_of_any_chunk(inputs):
     whole = pieces_of(inputs)
     assert len(whole) > 30
     assert all(one.next == other.start for one, other in pairwise(whole))

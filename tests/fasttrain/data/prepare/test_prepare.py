@@ -196,7 +196,7 @@ def test_what_is_dropped_is_reported_with_file_and_line(tmp_path):
     assert len(documents(kept)) == 4
 
 
-def test_lines_are_counted_over_pieces(tmp_path, monkeypatch):
+def test_lines_are_counted_over_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr("fasttrain.data.prepare.inputs.CHUNK_BYTES", 64)
     texts = [f"document number {i // 2}" for i in range(40)]
     dataset = prepared(tmp_path / "out", write(tmp_path / "x.jsonl", texts))
