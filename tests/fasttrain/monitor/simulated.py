@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from fasttrain.events import Anomaly
-from fasttrain.monitor.slowdown import EVERY, Medians
-from fasttrain.monitor.slowdown import Slowdown, SlowdownDetector
+from fasttrain.monitor.slowdown import EVERY, Medians, Slowdown, SlowdownDetector
 from fasttrain.monitor.spikes import SpikeDetector
 
 Noise = Callable[[np.random.Generator, int], np.ndarray]

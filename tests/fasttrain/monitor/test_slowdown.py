@@ -7,8 +7,7 @@ import json
 import pytest
 import torch
 
-from fasttrain.monitor.slowdown import Medians, probe, slowest
-from fasttrain.monitor.slowdown import SlowdownDetector
+from fasttrain.monitor.slowdown import Medians, SlowdownDetector, probe, slowest
 from tests.fasttrain.monitor.simulated import PARTS, slow_run
 
 
