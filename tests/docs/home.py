@@ -10,11 +10,11 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+from tests.fasttrain.data.lint.test_checks import doubled
 
 from fasttrain import cli
 from fasttrain.train import main as train
 from tests.docs.pages import blocks
-from tests.fasttrain.data.lint.test_checks import doubled
 from tests.fasttrain.train.test_rollback import RUN as SPIKED
 from tests.fasttrain.train.test_rollback import poisoned
 from tests.runs import SMALL

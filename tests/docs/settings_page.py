@@ -64,7 +64,7 @@ def sections() -> Iterator[tuple[str, type]]:
     yield "", config.Config
     for field in dataclasses.fields(config.Config):
         if dataclasses.is_dataclass(field.default_factory):
-            yield field.name, field.default_factory  # type: ignore[misc]
+            yield field.name, field.default_factory
         if field.name == "data":
             yield "data.mixture.NAME", config.ComponentConfig
 
