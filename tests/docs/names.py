@@ -22,7 +22,7 @@ Names = dict[str, Any]
 # In an example: what a test has instead. Sizes of a test's data, no GPU, no network
 IN_A_TEST = {
     'device="cuda"': 'device="cpu"',
-    "facts={...}": "facts={}",
+    "metadata={...}": "metadata={}",
     '.source("train", 1234)': '.source("train", 12)',
     "document=4711": "document=47",
 }

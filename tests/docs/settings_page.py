@@ -10,6 +10,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 from fasttrain import config
@@ -29,27 +30,24 @@ TYPES = {
     "tuple[float, float]": "two numbers",
     "tuple[tuple[float, float, float], ...]": "rows of three numbers",
     "dict[str, Path]": "a path by name",
-    "dict[str, Component]": "a dataset by name",
+    "dict[str, ComponentConfig]": "a dataset by name",
 }
+WIDTH = 118
 HEAD = """# Settings
 
-<!-- Written from fasttrain/config.py and fasttrain/recipes.py; to write it again: {command} -->
+<!-- From fasttrain/config.py and fasttrain/recipes.py; to update it: {command} -->
 
-Every setting of a run: `--SECTION.NAME VALUE` on the command line, or `NAME = VALUE` under `[SECTION]` in a file for
-`--config`. How recipes, files and the command line go together is in [training.md](training.md#settings);
-`python -m fasttrain.train --help` prints the same, with the defaults of a recipe.
-
-Defaults are those of a setting that its recipe leaves alone. A run without `--recipe` is `{first}`, which
-[changes some](#recipes). In TOML, leave a setting out where its value is none.
+Every setting of a run with its values and default: `--SECTION.NAME VALUE` on the command line, or `NAME = VALUE` under
+`[SECTION]` in a file for `--config`. [training.md](training.md#settings) says how recipes, files and the command line
+combine; `python -m fasttrain.train --help` prints the settings with the defaults of a recipe. Without `--recipe` that
+is `{first}`. In TOML, omit a setting whose value is none.
 
 """
 RECIPES_HEAD = """## Recipes
 
-`--recipe NAME`; its directory is `runs/NAME`. A tied head counts once. `fasttrain plan --recipe NAME --gpu TYPE` says
-what it takes.
+`--recipe NAME` trains in `runs/NAME`. A tied head counts once. `fasttrain plan --recipe NAME --gpu TYPE` predicts what
+it takes.
 
-| recipe | meant for | parameters | tokens a step | steps | tokens | tokens per parameter |
-|---|---|---|---|---|---|---|
 """
 
 
@@ -66,7 +64,7 @@ def sections() -> Iterator[tuple[str, type]]:
     yield "", config.Config
     for field in dataclasses.fields(config.Config):
         if dataclasses.is_dataclass(field.default_factory):
-            yield field.name, field.default_factory  # type: ignore[misc]
+            yield field.name, field.default_factory
         if field.name == "data":
             yield "data.mixture.NAME", config.ComponentConfig
 
@@ -89,22 +87,24 @@ def settings_of(section: type) -> list[Documented]:
 
 
 def page() -> str:
-    first = next(iter(RECIPES))
-    parts = [HEAD.format(command=COMMAND, first=first)]
+    parts = [HEAD.format(command=COMMAND, first=next(iter(RECIPES)))]
     for name, section in sections():
         title, about = (f"`{name}`", f"{section.__doc__}\n\n") if name else ("The run", "")
-        parts.append(f"## {title}\n\n{about}| setting | values | default | |\n|---|---|---|---|\n")
+        parts.append(f"## {title}\n\n{about}")
         defaults = {field.name: _default(field) for field in dataclasses.fields(section)}
         for setting in settings_of(section):
             key = f"{name}.{setting.name}".removeprefix(".")
-            cells = [f"`{key}`", _values(setting.type), _shown(defaults[setting.name]), _cell(setting.meaning)]
-            parts.append(f"| {' | '.join(cells)} |\n")
+            values = f"{_values(setting.type)}; {_shown(defaults[setting.name])}"
+            parts.append(_item(f"`{key}` ({values}): {setting.meaning}"))
         parts.append("\n")
     parts.append(RECIPES_HEAD)
     parts += [_recipe(name) for name in RECIPES]
-    parts.append("\nWhat each changes, beside its directory:\n\n| recipe | settings |\n|---|---|\n")
-    parts += [f"| `{name}` | {_changed(RECIPES[name]())} |\n" for name in RECIPES]
     return "".join(parts)
+
+
+def _item(text: str) -> str:
+    """An entry of a list."""
+    return fill(f"- {text}", WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -117,7 +117,7 @@ def _values(kind: str) -> str:
     if kind.startswith("Literal["):
         return ", ".join(f"`{value}`" for value in ast.literal_eval(f"({kind[8:-1]},)"))
     kind, _, none = kind.partition(" | ")
-    return TYPES[kind] + (", or none" if none else "")
+    return TYPES[kind] + (" or none" if none else "")
 
 
 def _shown(value: Any) -> str:
@@ -130,17 +130,14 @@ def _shown(value: Any) -> str:
     return f"`{value}`"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
 def _recipe(name: str) -> str:
-    settings, about = RECIPES[name](), _about(name)
+    settings = RECIPES[name]()
     parameters = num_parameters(settings.model, vocab_of(settings)).total
     step = settings.batch.sequences * settings.data.sequence
     tokens = step * settings.batch.steps
-    cells = [f"`{name}`", about, _short(parameters), f"{step:,}", f"{settings.batch.steps:,}", _short(tokens)]
-    return f"| {' | '.join([*cells, f'{tokens / parameters:,.0f}'])} |\n"
+    size = f"{_short(parameters)} parameters, {settings.batch.steps:,} steps of {step:,} tokens"
+    about = f"`{name}`: {_about(name)}. {size}, {_short(tokens)} in all: {tokens / parameters:,.0f} per parameter."
+    return _item(about) + _item(f"{_changed(settings)}.").replace("- ", "  ", 1)
 
 
 def _about(name: str) -> str:
@@ -148,7 +145,7 @@ def _about(name: str) -> str:
     tree = ast.parse((ROOT / "fasttrain" / "recipes.py").read_text())
     functions = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list)
     named = {node.decorator_list[0].args[0].value: ast.get_docstring(node) for node in functions}  # type: ignore[attr-defined]
-    return _cell(named[name] or "").removesuffix(".")
+    return (named[name] or "").removesuffix(".")
 
 
 def _short(number: int) -> str:
@@ -159,9 +156,14 @@ def _short(number: int) -> str:
 
 
 def _changed(settings: config.Config) -> str:
+    """By section, as a run prints it."""
     plain = dict(_flat(dataclasses.asdict(config.Config())))
-    changed = [(key, value) for key, value in _flat(dataclasses.asdict(settings)) if plain[key] != value]
-    return ", ".join(f"`{key} {value}`" for key, value in changed if key != "out")
+    changed: dict[str, list[str]] = {}
+    for key, value in _flat(dataclasses.asdict(settings)):
+        if plain[key] != value and key != "out":
+            section, _, name = key.partition(".")
+            changed.setdefault(section, []).append(f"{name}={value}")
+    return "; ".join(f"`{section}` {' '.join(values)}" for section, values in changed.items())
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

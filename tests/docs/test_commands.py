@@ -63,7 +63,7 @@ def _compare(command: Command, output: str) -> None:
 
 
 def _make_way(options: Sequence[str], seen: set[str]) -> None:
-    """A training does not find its directory, except that of an earlier one in a console, which it goes on with."""
+    """A training does not find its directory, except that of an earlier one in a console, which it resumes."""
     for out in directories(options):
         if out not in seen:
             remove(out)

@@ -9,7 +9,7 @@ from tests.docs.settings_page import COMMAND, PAGE, page, sections, settings_of
 
 
 def test_the_page_is_up_to_date():
-    assert PAGE.read_text() == page(), f"docs/config.md is not what the code says; write it again: {COMMAND}"
+    assert PAGE.read_text() == page(), f"docs/config.md is not what the code says; to update it: {COMMAND}"
 
 
 @pytest.mark.parametrize("section", [section for _, section in sections()], ids=lambda section: section.__name__)
@@ -24,5 +24,5 @@ def test_every_setting_and_recipe_is_on_the_page():
     text = page()
     for name, section in sections():
         for setting in settings_of(section):
-            assert f"\n| `{f'{name}.{setting.name}'.removeprefix('.')}` |" in text
-    assert all(text.count(f"\n| `{name}` |") == 2 for name in RECIPES)
+            assert f"\n- `{f'{name}.{setting.name}'.removeprefix('.')}` (" in text
+    assert all(text.count(f"\n- `{name}`: ") == 1 for name in RECIPES)

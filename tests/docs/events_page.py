@@ -1,0 +1,80 @@
+"""docs/events.md from fasttrain/events.py: every kind of event with its meaning and remedy, and the exit codes.
+
+python -m tests.docs.events_page --write
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import fill
+
+from fasttrain.events import EventKind, ExitCode, Severity
+
+PAGE = Path(__file__).parents[2] / "docs" / "events.md"
+COMMAND = "python -m tests.docs.events_page --write"
+WIDTH = 118
+HEAD = """# Events and exit codes
+
+<!-- Written from fasttrain/events.py; to update it: {command} -->
+
+A run records what happens to it. Every event is a line of `events.jsonl`, a line on the terminal, a mark in
+TensorBoard and W&B, and a row of [its report](report.md). [monitor.md](monitor.md) has the rules behind them.
+
+```json
+{{"step": 74, "time": 1767225600.0, "tokens": 18944, "kind": "rollback", "text": "rolled back to ...",
+ "action": "rolls back to step 60, skips 7 batches", "evidence": {{"value": 8.9, "expected": 5.1, "z": 41.0, ...}},
+ "documents": ["json/decoder.py", ...]}}
+```
+
+`step` counts completed steps; `action` is what the run does about it, if anything; `documents` are up to 50 of the
+steps involved. `fasttrain data locate` lists all.
+"""
+CODES_HEAD = """
+## Exit codes
+
+| code | meaning |
+|---|---|
+"""
+CODES_TAIL = """| 128 + n | signal n: saved and stopped as asked (SIGINT 130, SIGUSR1 138, SIGTERM 143) |
+| 137 | SIGKILL, mostly because memory ran out; the same command resumes, and a smaller `batch.micro` needs less |
+
+torchrun exits with 0 or 1; its last lines have the codes of the ranks.
+"""
+TITLES = {
+    Severity.ERROR: "Errors",
+    Severity.WARNING: "Warnings",
+    Severity.ACTION: "Actions",
+    Severity.INFO: "Information",
+}
+
+
+def page() -> str:
+    codes = (f"| {int(code)} | {code.meaning} |\n" for code in ExitCode)
+    return "".join([HEAD.format(command=COMMAND), *_sections(), CODES_HEAD, *codes, CODES_TAIL])
+
+
+def _sections() -> Iterator[str]:
+    for severity, title in TITLES.items():
+        yield f"\n## {title}\n\n"
+        for kind in EventKind:
+            if kind.severity is severity:
+                yield _entry(kind)
+
+
+def _entry(kind: EventKind) -> str:
+    lines = [_filled(f"- `{kind}`: {kind.meaning}.")]
+    if kind.remedy:
+        lines.append(_filled(f"  **You**: {kind.remedy}."))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _filled(text: str) -> str:
+    return fill(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit(f"usage: {COMMAND}")
+    PAGE.write_text(page())

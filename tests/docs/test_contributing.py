@@ -1,0 +1,188 @@
+"""CONTRIBUTING says which files an addition touches: they exist, and each table that it names is the only one."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import torch
+from torch import nn
+
+import fasttrain_kernels as ft
+from bench.kernels.ops import OPS
+from fasttrain import cli, events, gpus, recipes
+from fasttrain.cli.parse import load
+from fasttrain.config import Config, LogConfig, OptimConfig
+from fasttrain.events import Event
+from fasttrain.metrics import logger
+from fasttrain.optim import make_optimizer
+from fasttrain.rundir import RunDir
+from fasttrain_kernels.attention import backends
+from fasttrain_kernels.testing import self_check
+from fasttrain_kernels.testing.compiled.cases import CASES as COMPILED
+from tests.docs import events_page, settings_page
+from tests.docs.pages import DOCS, ROOT
+from tests.kernels.numbers.cases import CASES as NUMBERS
+
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+ADDITIONS = dict(re.findall(r"^- \*\*([\w ]+)\*\*: (.+?)(?=^- \*\*|^## )", PAGE, re.M | re.S))
+
+
+def named(kind: str) -> str:
+    """What the page says about an addition, on one line."""
+    return " ".join(ADDITIONS[kind].split())
+
+
+def test_every_usual_addition_is_explained() -> None:
+    usual = {"Setting", "Recipe", "Optimizer", "Logger", "Event", "Command", "GPU", "Attention backend", "Op"}
+    assert set(ADDITIONS) == usual
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:\w+/)+(?:[\w.]+)?)`", PAGE))))
+def test_every_path_exists(path: str) -> None:
+    assert (ROOT / path).is_dir() if path.endswith("/") else (ROOT / path).is_file()
+
+
+def test_every_table_is_where_the_page_says() -> None:
+    """`NAME` ... `file`: the file has it."""
+    for kind in ADDITIONS:
+        files = re.findall(r"`((?:\w+/)+\w+\.(?:py|toml))`", named(kind))
+        source = "".join((ROOT / file).read_text() for file in files if file.endswith(".py"))
+        for name in re.findall(r"`(_?[A-Z]{3,}|[A-Z][a-z]+[A-Z]?[a-z]*|make_\w+)`", named(kind)):
+            assert re.search(rf"^(class |def )?{name}\b", source, re.M), f"{kind}: {name} is not in {files}"
+
+
+def test_a_setting_is_found_by_parser_and_page() -> None:
+    text = settings_page.page()
+    for name, section in settings_page.sections():
+        for setting in settings_page.settings_of(section):
+            assert f"`{f'{name}.{setting.name}'.removeprefix('.')}` (" in text
+    assert load(["--monitor.first", "100"], recipes.RECIPES).monitor.first == 100
+
+
+def test_a_recipe_is_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes, "RECIPES", dict(recipes.RECIPES))
+    recipes.recipe("fake")(lambda: Config(seed=7))
+    settings = load(["--recipe", "fake"], recipes.RECIPES)
+    assert (settings.seed, settings.out) == (7, Path("runs/fake"))
+
+
+@pytest.mark.parametrize("kind", get_args(get_type_hints(OptimConfig)["kind"]))
+def test_an_optimizer_is_made_for_every_kind(kind: Any) -> None:
+    model = nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(4, 4)])})
+    assert type(make_optimizer(model, OptimConfig(kind=kind), torch.device("cpu"))).__name__.lower() == kind
+
+
+class Kept:
+    """A logger that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        self.seen.append((step, values["loss"]))
+
+    def validation(self, step: int, name: str, values: Mapping[str, float]) -> None:
+        self.seen.append((step, name))
+
+    def event(self, event: Event) -> None:
+        self.seen.append(event.kind)
+
+    def close(self, exit_code: int) -> None:
+        self.seen.append(exit_code)
+
+
+def test_a_logger_is_a_row_of_sinks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kept, asked = Kept(), list[logger.SinkOptions]()
+
+    def open_sink(options: logger.SinkOptions) -> Kept:
+        asked.append(options)
+        return kept
+
+    monkeypatch.setattr(logger, "SINKS", [open_sink, lambda options: None])
+    options = logger.SinkOptions(run=RunDir(tmp_path), log=LogConfig(), config_toml="", resume_step=0)
+    sinks = logger.Sinks(options, is_main=True)
+    sinks.step(1, {"loss": 2.5})
+    sinks.validation(1, "held-out", {"loss": 2.5})
+    sinks.event(Event(step=1, kind=events.EventKind.SPIKE, text=""))
+    sinks.close(3)
+    assert asked == [options]
+    assert kept.seen == [(1, 2.5), (1, "held-out"), "spike", 3]
+
+
+def test_an_event_is_a_member_of_its_enum(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Path(events.__file__).read_text()
+    line = '    FAKE = "fake", Severity.WARNING, "something new", "look at it"\n'
+    changed = ModuleType("changed_events")
+    monkeypatch.setitem(sys.modules, "changed_events", changed)  # dataclasses look there
+    exec(source.replace("    # fmt: on\n", line + "    # fmt: on\n", 1), changed.__dict__)
+    monkeypatch.setattr(events_page, "EventKind", changed.EventKind)
+    monkeypatch.setattr(events_page, "TITLES", dict(zip(changed.Severity, events_page.TITLES.values(), strict=True)))
+    assert "- `fake`: something new.\n  **You**: look at it.\n" in events_page.page()
+    event = changed.Event.of({"step": 3, "kind": "fake", "text": "so"})
+    assert (event.kind, event.severity) == (changed.EventKind.FAKE, "warning")
+
+
+def test_a_command_is_a_row_of_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    module = ModuleType("fake_command")
+    module.main = lambda arguments: len(arguments)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fake_command", module)
+    monkeypatch.setitem(cli.COMMANDS, "fake", cli.Command("fake_command", "does nothing"))
+    assert cli.main(["fake", "--a", "--b"]) == 2
+    assert cli.main(["--help"]) == 0
+    assert "does nothing" in capsys.readouterr().out
+
+
+def test_every_command_has_its_module_and_its_page() -> None:
+    documented = "".join(page.read_text() for page in DOCS.glob("*.md"))
+    for name, command in cli.COMMANDS.items():
+        path = command.module.replace(".", "/")
+        assert (ROOT / f"{path}.py").exists() or (ROOT / path / "__init__.py").exists()
+        assert f"fasttrain {name}" in documented
+
+
+@pytest.fixture
+def no_table() -> Iterator[None]:
+    """The GPU table is read once."""
+    yield
+    gpus.gpus.cache_clear()
+    gpus._table.cache_clear()
+
+
+def test_a_gpu_is_a_section_of_its_table(no_table: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    figures = 'architecture = "hopper"\nmemory = 1.0\nhalf = 2\ntf32 = 1\nfp32 = 1\nbandwidth = 1\nlink = 1\nnode = 8\n'
+    table = tmp_path / "gpus.toml"
+    table.write_text(f'{gpus.TABLE.read_text()}\n[fake]\ndevice = "Fake"\n{figures}network = 1\n')
+    monkeypatch.setattr(gpus, "TABLE", table)
+    gpus.gpus.cache_clear()
+    gpus._table.cache_clear()
+    assert gpus.find_gpu("fake").peak("bf16") == 2e12
+    assert gpus.gpu_of_device("NVIDIA Fake 80GB") == gpus.find_gpu("fake")
+
+
+def test_an_attention_backend_is_a_place_and_its_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(backends.PREFERENCE) == set(backends._REFUSE)
+    monkeypatch.setattr(backends, "PREFERENCE", ("fake", *backends.PREFERENCE))
+    monkeypatch.setitem(backends._REFUSE, "fake", lambda request: "softcap={softcap}" if request.softcap else None)
+    q = torch.randn(1, 2, 2, 16)
+    plain = backends.Request.of(q, q, None, True, None, None)
+    capped = backends.Request.of(q, q, None, True, None, 5.0)
+    assert backends.choose(plain, "auto") == "fake"
+    assert backends.choose(capped, "auto") != "fake"
+    assert backends.explain(capped)["fake"] == "softcap=5.0"
+
+
+@pytest.mark.parametrize("name", [name for name in OPS if hasattr(ft, name)])
+def test_an_op_is_in_every_table_that_the_page_names(name: str) -> None:
+    package = ROOT / "kernels" / "fasttrain_kernels"
+    own = (package / name).is_dir() or (package / f"{name}.py").is_file()
+    assert own or name == "add_rms_norm"  # in the file of rms_norm
+    assert (DOCS / "kernels" / f"{name}.md").exists()
+    assert any(case.name.startswith(name) for case in self_check.CASES)
+    assert any(case.op is getattr(ft, name) for case in NUMBERS.values()) or name == "linear"  # a BLAS's own numbers
+    assert name in COMPILED or name == "linear"  # which has no Triton kernel
