@@ -132,9 +132,9 @@ class BatchConfig:
             return ""
         micro = next((m for m in range(self.micro, 0, -1) if self.sequences % (dp_size * m) == 0), 0)
         smaller = f", or batch.micro to {micro}" if micro else ""
-        ranks = f"{plural(dp_size, 'rank')} times " if dp_size > 1 else ""
+        ranks = f"{together}, {plural(dp_size, 'rank')} times " if dp_size > 1 else ""
         return (
-            f"batch.sequences ({self.sequences}) must be a multiple of {together}, {ranks}batch.micro ({self.micro}); "
+            f"batch.sequences ({self.sequences}) must be a multiple of {ranks}batch.micro ({self.micro}); "
             f"set batch.sequences to {-(-self.sequences // together) * together}{smaller}"
         )
 

@@ -1,5 +1,5 @@
-"""Advice on what else could be done with the same GPUs: other settings, each with what it gains; the best few of all; and
-the largest model that a card can train.
+"""Advice on what else could be done with the same GPUs: other settings, each with what it gains; the best few; the
+largest model that a card can train.
 
 Everything here calls estimate() again with other settings, so that advice can never say what the plan would not.
 """

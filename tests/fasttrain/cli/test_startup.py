@@ -1,5 +1,6 @@
 """Help and mistakes answer at once: in under a second of CPU time, and without torch."""
 
+import argparse
 import resource
 import subprocess
 import sys
@@ -65,3 +66,19 @@ def test_a_mistake_in_an_argument_answers_at_once(words):
     assert code == 2, said
     assert said
     assert seconds < LIMIT
+
+
+def test_defaults_that_stand_here_too_are_those_of_what_they_are_for():
+    """A parser that imported them would import torch."""
+    from fasttrain.cli import export, options
+    from fasttrain.cli.data_prepare import DocumentOptions
+    from fasttrain.data.prepare import Settings
+    from fasttrain.distributed.runtime import DTYPES
+    from fasttrain.hf.export import SHARD
+
+    names = ("validation", "shortest", "longest", "keep_duplicates")
+    assert [getattr(DocumentOptions(), name) for name in names] == [getattr(Settings(), name) for name in names]
+    assert export._parser().parse_args(["run", "--out", "x"]).shard_size == SHARD
+    parser = argparse.ArgumentParser()
+    options.add_device(parser)
+    assert all(parser.parse_args(["--dtype", name]).dtype == name for name in DTYPES)
