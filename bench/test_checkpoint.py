@@ -21,7 +21,7 @@ def test_a_save_in_the_background_holds_up_training_for_a_moment(report, tmp_pat
         out = tmp_path / name.replace(" ", "-")
         lines = finished_run([sys.executable, "-m", "fasttrain.train"], out, "--log.report", False, *options)
         size = list_checkpoints(out / "checkpoints")[-1].bytes
-        # What follows a step is in the lap of the next one.
+        # What follows a step is in the phases of the next one.
         waits[name] = [line["time/checkpoint"] for line in lines if line["step"] % EVERY == 1 and line["step"] > 1][1:]
     stall, wait = (statistics.median(found) for found in waits.values())
     report(

@@ -38,7 +38,7 @@ class LineFile:
         self._warned = False
 
     def append(self, line: Mapping[str, Any]) -> None:
-        data = b"" if self._whole else b"\n"  # what was torn becomes a line of its own, that reading leaves out
+        data = b"" if self._whole else b"\n"  # what was torn becomes a line of its own, which reading skips
         data += _encoded(line) + b"\n"
         try:
             self._whole = self._file.write(data) == len(data)

@@ -234,7 +234,7 @@ class SpeedMonitor:
         group: dist.ProcessGroup,  # gloo, and nobody else's
         device: torch.device,
         *,
-        threshold: float,  # 0.2 for 20%; 0: nothing is judged
+        threshold: float,  # 0.2 for 20%; 0: no detection
     ) -> None:
         self._group, self._device = group, device
         self._steps = 0

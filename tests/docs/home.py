@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-from tests.fasttrain.data.lint.test_checks import doubled
 
 from fasttrain import cli
 from fasttrain.train import main as train

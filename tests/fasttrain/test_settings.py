@@ -322,7 +322,7 @@ def test_a_prepared_dataset_needs_no_description(
 ) -> None:
     seen = observed(tmp_path / "run", BASE | {key: value}, capsys)
     assert seen["ended"] == 2
-    assert "is a prepared dataset and does; leave them out" in seen["error"]
+    assert "is a prepared dataset and does; remove them" in seen["error"]
 
 
 def test_a_mixture_has_the_datasets_the_weights_and_the_limits_that_it_is_given(

@@ -321,7 +321,7 @@ def _matmul_float32(a: np.ndarray, b: np.ndarray, accumulator: np.ndarray, step:
     rely on it: recompute a matmul in backward, and subtract what forward made of it.
     """
     total = accumulator.astype(np.float32)
-    a, b = a.astype(np.float64), b.astype(np.float64)  # products of two float32 are exact in it
+    a, b = a.astype(np.float64), b.astype(np.float64)  # float32 times float32 is exact in it
     combine = np.multiply if step == 1 else np.matmul
     for k in range(0, a.shape[-1], step):
         terms = combine(a[..., k : k + step], b[..., k : k + step, :])
