@@ -103,6 +103,7 @@ ELSEWHERE = [
     Elsewhere("python -m pytest bench/", "takes minutes: make bench", is_module),
     Elsewhere("python -m bench.fit_plan", "takes minutes, and may overwrite stored figures", is_module),
     Elsewhere("python -m tests.kernels.numbers.table", "takes minutes", is_module),
+    Elsewhere("python -m tests.docs.", "writes a page, which its test compares", is_module),
 ]
 
 

@@ -40,8 +40,8 @@ def make_home(home: Path) -> None:
         ids[::50] = 50_256
         ids.tofile(nano / f"{name}.bin")
     for block in blocks():
-        if block.language == "toml" and (name := re.match(r"# ([\w-]+\.toml)\n", block.text)):
-            (home / name[1]).write_text(block.text)
+        if block.language == "toml" and (named := re.match(r"# ([\w-]+\.toml)\n", block.text)):
+            (home / named[1]).write_text(block.text)
     options = ["--data.path", "data/mine", "--batch.steps", "16", "--log.tensorboard", "True"]  # an epoch
     assert train([*SMALL, *options]) == 0
     for name in RUNS:

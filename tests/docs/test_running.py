@@ -54,6 +54,7 @@ def test_a_test_removes_only_what_is_its_own(home) -> None:
 )  # fmt: skip
 def test_a_mistake_in_a_command_for_elsewhere_is_found(command: str) -> None:
     row = elsewhere(command)
+    assert row
     with pytest.raises((AssertionError, SystemExit)):
         row.check(command.replace("'", "").split())
 

@@ -73,6 +73,7 @@ def test_the_directives_go_together() -> None:
     assert asked["ntasks-per-node"] == "1"  # torchrun starts the ranks
     assert f"--nproc_per_node={asked['gpus-per-node']} " in text
     assert asked["signal"] == "B:TERM@300"  # to the script, which has the trap
-    shutdown = int(re.search(r"--shutdown_timeout=(\d+)", text)[1])
-    assert shutdown < 300, "ranks need to be done before Slurm kills them"
+    shutdown = re.search(r"--shutdown_timeout=(\d+)", text)
+    assert shutdown
+    assert int(shutdown[1]) < 300, "ranks need to be done before Slurm kills them"
     assert {"requeue", "open-mode"} <= set(asked)
