@@ -263,7 +263,7 @@ class MonitorConfig:
     def __post_init__(self) -> None:
         for name, least in (("rollbacks", 0), ("first", 64), ("slowdown", 0.0)):
             value = getattr(self, name)
-            _require(value >= least, f"watch.{name} ({value}) must be at least {least}")
+            _require(value >= least, f"monitor.{name} ({value}) must be at least {least}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ WORDS = {  # a pattern of our early drafts, and what the field says
     r"\bCPU form\b|\bforms of the op\b|\bnative (code|library|kernels?)\b": "CPU implementation, cpp",
     r"\bmatrix products?\b|\bproducts? of (matrices|two)\b": "matmul",
     r"\bswe(pt|eps?)\b": "chunked forward",
-    r"programs that stay|loads that run ahead|\bthe last cache\b|\bmatrix units\b": "persistent kernel, L2, tensor cores",
+    r"programs that stay|loads that run ahead|\bthe last cache\b|\bmatrix units\b": "persistent, L2, tensor cores",
     r"\bcontenders?\b|\brivals?\b|\bin turns\b|\bthe race\b": "baselines, interleaved runs, comparison",
     r"\btours?\b": "self-check",
     r"vocabulary's tables": "non-embedding + embedding",

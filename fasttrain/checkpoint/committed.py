@@ -114,7 +114,7 @@ def newest_valid(
     on_warning: Callable[[str], None],
     steps: range | None = None,  # None: of any
 ) -> Checkpoint | None:
-    """The last checkpoint whose files all are what was written; report() is told about those that are not."""
+    """The last checkpoint whose files all are what was written; on_warning() is told about those that are not."""
     for path in reversed(on_main(group, lambda: committed_paths(directory))):
         if steps is not None and _order(path)[0] not in steps:
             continue

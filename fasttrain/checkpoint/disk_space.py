@@ -52,7 +52,7 @@ def before_run(
     statvfs: StatVfs = os.statvfs,
 ) -> DiskSpace:
     """Disk space for the checkpoints that retention will hold at most, the one being written included."""
-    present = [checkpoint.bytes for checkpoint in list_checkpoints(directory)] + _asides(directory)
+    present = [checkpoint.bytes for checkpoint in list_checkpoints(directory)] + _quarantined_sizes(directory)
     needed = max(int(keep.max_held(steps) * size * DISK_SLACK) - sum(present), 0) + DISK_RESERVE
     free = free_bytes(directory, statvfs)
     return DiskSpace(state="enough" if needed <= free else "not enough", directory=directory, needed=needed, free=free)
@@ -90,7 +90,7 @@ def may_go(directory: Path, keep: config.CheckpointConfig, *, step: int) -> list
     return quarantined(directory) + going
 
 
-def _asides(directory: Path) -> list[int]:
+def _quarantined_sizes(directory: Path) -> list[int]:
     return [_size(path) for path in quarantined(directory)]
 
 

@@ -59,7 +59,7 @@ def quarantine(checkpoints: list[Checkpoint], group: dist.ProcessGroup | None) -
     find still reads by that name; they go when there is no disk space for a new one. All ranks call this, while no save
     is running.
     """
-    on_main(group, lambda: _set_aside(checkpoints))
+    on_main(group, lambda: _quarantine(checkpoints))
 
 
 def quarantined(directory: Path) -> list[Path]:
@@ -67,7 +67,7 @@ def quarantined(directory: Path) -> list[Path]:
     return sorted(directory.glob(f"{_QUARANTINED}step-*"))
 
 
-def _set_aside(checkpoints: list[Checkpoint]) -> None:
+def _quarantine(checkpoints: list[Checkpoint]) -> None:
     for checkpoint in reversed(checkpoints):  # the last first: a kill in between leaves a course without gaps
         path = checkpoint.path
         os.rename(path, path.parent / f"{_QUARANTINED}{path.name}-{uuid.uuid4().hex[:8]}")

@@ -209,6 +209,16 @@ class Batches:
         stops = zip(self.components, self._mixture.stops, strict=True)
         return {component.name: self._step_at(stop) for component, stop in stops if stop is not None}
 
+    def summary(self, steps: int) -> list[str]:
+        """A line for each component of a mixture: what a run of so many steps sees of it."""
+        used, epochs, dropouts, T = self.used_at(steps), self.epochs_at(steps), self.dropouts(), self._sequence
+        return [
+            f"{name}: {used[name] / sum(used.values()):.1%} of the run, {used[name] * T:,} tokens, {epochs[name]:.3g} "
+            f"epochs of {size * T:,}{f', all by step {dropouts[name]}' if dropouts.get(name, steps) < steps else ''}"
+            for name, size in zip(used, self.sizes, strict=True)
+            if name
+        ]
+
     def _step_at(self, sample: int) -> int:
         """The last step that begins at a sample of the mixture or before."""
         steps = range(self._cursor.step, self._cursor.step + max(sample, 0) // self._sequences + 1)

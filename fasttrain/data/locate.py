@@ -92,7 +92,7 @@ def locate(run: Path, step: int) -> Iterator[Excerpt]:
 
 
 def occurrences(run: Path, document: int, *, component: str = "", stop: int) -> Iterator[Occurrence]:
-    """Where a document was occurrences before step `stop`, in the order of the run."""
+    """Where a document occurred before step `stop`, in the order of the run."""
     standing = read_segments(run)
     for segment, end in zip(standing, [*(later.step for later in standing[1:]), stop], strict=True):
         if segment.step < min(end, stop):

@@ -1,7 +1,7 @@
-"""Who is lost? Ranks that died or hang are named, with the line where they hang, and everybody ends in time.
+"""The hang detector: ranks that died or hang are named, with the line where they hang, and everybody ends in time.
 
 A rank waits for another one in vain: it gets an error when the other's connection closes, or after some time. Then it
-calls the roll, through the store in which ranks have found each other, since their process groups are broken. A thread
+asks all ranks, through the store in which ranks have found each other, since their process groups are broken. A thread
 in every rank answers, also where the main thread waits for a rank that is itself only waiting:
 
     no answer                  the process has died, was stopped, or its interpreter hangs

@@ -68,11 +68,7 @@ def run(settings: Config) -> int:
         try:
             return train(state, sets, Results(state, peak=report.peak), logger, signals)
         except RankFailure as failure:
-            evidence = dict(error=str(failure.__cause__))
-            event = Event(
-                step=state.progress.step, kind=EventKind.RANK_FAILURE, text=str(failure), action="ends the run",
-                evidence=evidence,
-            )  # fmt: skip
-            logger.write([event])
+            step, kind, evidence = state.progress.step, EventKind.RANK_FAILURE, dict(error=str(failure.__cause__))
+            logger.write([Event(step=step, kind=kind, text=str(failure), action="ends the run", evidence=evidence)])
             logger.close(ExitCode.RANK_FAILURE)
             raise

@@ -114,12 +114,15 @@ class Control:
             news += about_save(outcome, last_saved=self._saved_step)
             self.save_failure = outcome if isinstance(outcome, Failed) else None
             if isinstance(outcome, Saved):
-                self._failures, self._saved_step = 0, outcome.step
-                self._saved_at = time.monotonic() - outcome.seconds
+                self._note_saved(outcome)
         if self.save_failure and not wait:
             step, failure = self._state.progress.step, self.save_failure
             news.append(Note(f"step {step}: warning: step {failure.step} is not saved: {failure.error}"))
         return news
+
+    def _note_saved(self, outcome: Saved) -> None:
+        self.save_failure, self._failures, self._saved_step = None, 0, outcome.step
+        self._saved_at = time.monotonic() - outcome.seconds
 
     def rewind(self) -> None:
         """The run has rolled back."""
@@ -143,8 +146,7 @@ class Control:
             self._checkpoints.wait()
             *_, outcome = self._checkpoints.poll()  # ranks save together or fail together
             if isinstance(outcome, Saved):
-                self.save_failure, self._failures, self._saved_step = None, 0, outcome.step
-                self._saved_at = time.monotonic() - outcome.seconds
+                self._note_saved(outcome)
                 text = f"saved again after a pause of {time.monotonic() - start:,.0f} s"
                 over = Event(step=step, kind=EventKind.PAUSE_OVER, text=text)
                 yield [*about_save(outcome, last_saved=outcome.step), over]

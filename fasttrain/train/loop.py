@@ -20,11 +20,7 @@ from fasttrain.train.validate import validate
 
 
 def train(
-    state: TrainState,
-    validation: dict[str, ValidationSet],
-    results: Results,
-    logger: RunLogger,
-    signals: Sequence[int],  # received, and still to come
+    state: TrainState, validation: dict[str, ValidationSet], results: Results, logger: RunLogger, signals: Sequence[int]
 ) -> int:
     """All steps that are left; the exit code. The logger is entered once a step, with the news of that step."""
     settings, runtime, timer = state.settings, state.runtime, StepTimer(state.runtime.device)

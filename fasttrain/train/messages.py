@@ -27,17 +27,15 @@ def at_start(state: TrainState, report: StartReport) -> list[News]:
     lines.append(
         f"{plural(runtime.world_size, 'rank')} on {runtime.device.type} in {runtime.precision}; blocks are {blocks}"
     )
-    lines += [*state.data.notes(), *_mixture(state)]
+    lines += [*state.data.notes(), *state.batches.summary(max(settings.batch.steps, step))]
     news: list[News] = [Note(line) for line in lines]
     news += _beginning(state, report)
-    for text in [*report.plan.contradictions, *report.plan.warnings]:
-        news.append(Event(step=step, kind=EventKind.PLAN, text=text, action="continues"))
-    for text in report.corrupt:
-        action = f"resumes from {state.resumed_from} instead"
-        news.append(Event(step=step, kind=EventKind.CORRUPT_CHECKPOINT, text=text, action=action))
-    for text in report.suspicions:
-        action = "continues, as data.lint says: warn"
-        news.append(Event(step=step, kind=EventKind.DATA, text=text, action=action))
+    for kind, texts, action in (
+        (EventKind.PLAN, [*report.plan.contradictions, *report.plan.warnings], "continues"),
+        (EventKind.CORRUPT_CHECKPOINT, report.corrupt, f"resumes from {state.resumed_from} instead"),
+        (EventKind.DATA, report.suspicions, "continues, as data.lint says: warn"),
+    ):
+        news += [Event(step=step, kind=kind, text=text, action=action) for text in texts]
     if step >= settings.batch.steps:
         steps = settings.batch.steps
         news.append(Note(f"nothing is left to do: batch.steps is {steps}; raise it, or start another run: --out"))
@@ -67,20 +65,6 @@ def _beginning(state: TrainState, report: StartReport) -> Iterator[Event]:
     for change in report.changes:
         action = "takes effect from this step on"
         yield Event(step=step, kind=EventKind.CHANGED_SETTING, text=str(change), action=action, evidence=asdict(change))
-
-
-def _mixture(state: TrainState) -> list[str]:
-    """What the run will have seen of each component."""
-    if not state.data.mixture:
-        return []
-    batches, T = state.batches, state.settings.data.sequence
-    steps = max(state.settings.batch.steps, state.progress.step)
-    used, epochs, dropouts = batches.used_at(steps), batches.epochs_at(steps), batches.dropouts()
-    return [
-        f"{name}: {used[name] / sum(used.values()):.1%} of the run, {used[name] * T:,} tokens, {epochs[name]:.3g} "
-        f"epochs of {size * T:,}{f', all by step {dropouts[name]}' if dropouts.get(name, steps) < steps else ''}"
-        for name, size in zip(used, batches.sizes, strict=True)
-    ]
 
 
 def about_save(outcome: Outcome, *, last_saved: int) -> Iterator[News]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from fasttrain.flops import flops_per_token
 from fasttrain.metrics import GpuSensors, PhaseTimes, StepRecord, used_memory
@@ -13,19 +12,13 @@ from fasttrain.train.step import StepResult
 BESIDE = ("validation", "checkpoint", "profile")  # phases that do not count as the step
 
 
-class _Pending(NamedTuple):
-    result: StepResult
-    phases: PhaseTimes
-    values: Mapping[str, float]
-
-
 class Results:
     """push() every step. Every rank reads the results, and therefore knows the same at the same step."""
 
     def __init__(self, state: TrainState, *, peak: float) -> None:
         """peak: FLOP/s of a device."""
         settings, runtime, vocab = state.settings, state.runtime, state.model.embedding.num_embeddings
-        self._pending: _Pending | None = None
+        self._pending: tuple[StepResult, PhaseTimes, Mapping[str, float]] | None = None
         self._start, self._device = state.progress, runtime.device
         self._tokens = settings.batch.sequences * settings.data.sequence  # of a step
         self._flops = flops_per_token(settings.model, vocab, settings.data.sequence)
@@ -40,13 +33,13 @@ class Results:
         values: what else is logged of it.
         """
         records = self.flush()
-        self._pending = _Pending(result, phases, values)
+        self._pending = (result, phases, values)
         return records + self.flush() if wait else records
 
     def flush(self) -> list[StepRecord]:
         """The record of the last step, if it has not been read."""
         pending, self._pending = self._pending, None
-        return [] if pending is None else [self._read(pending)]
+        return [] if pending is None else [self._read(*pending)]
 
     def drop(self) -> None:
         """Forget the last step: the run has rolled back."""
@@ -55,18 +48,18 @@ class Results:
     def _tokens_at(self, step: int) -> int:
         return self._start.tokens + (step - self._start.step) * self._tokens
 
-    def _read(self, pending: _Pending) -> StepRecord:
-        figures, phases, sensors = pending.result.read(), pending.phases.seconds(), self._sensors.read()
+    def _read(self, result: StepResult, times: PhaseTimes, others: Mapping[str, float]) -> StepRecord:
+        figures, phases, sensors = result.read(), times.seconds(), self._sensors.read()
         own = {phase: time for phase, time in phases.items() if phase not in BESIDE}
         seconds = sum(own.values())
         speed = self._tokens / seconds
-        tokens, memory = self._tokens_at(pending.result.step), used_memory(self._device)
+        tokens, memory = self._tokens_at(result.step), used_memory(self._device)
         mfu = speed * self._flops / self._peak
         values = {
             "loss": figures.loss,
             "grad_norm": figures.norm,
-            "lr": pending.result.lr,
-            **pending.values,
+            "lr": result.lr,
+            **others,
             "tokens": tokens,
             "valid_tokens": figures.tokens,
             "tokens_per_second": speed,
@@ -78,7 +71,7 @@ class Results:
             **{f"block_norm/{block:02}": norm for block, norm in enumerate(figures.block_norms)},
         }
         return StepRecord(
-            step=pending.result.step, tokens=tokens, loss=figures.loss, grad_norm=figures.norm,
+            step=result.step, tokens=tokens, loss=figures.loss, grad_norm=figures.norm,
             block_norms=figures.block_norms, stop_requested=figures.stop, save_failed=figures.save_failed,
             phases=phases, step_phases=own, sensors=sensors, mfu=mfu, memory=memory, values=values,
         )  # fmt: skip

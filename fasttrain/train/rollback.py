@@ -29,13 +29,11 @@ def handle_anomaly(
 ) -> Decision:
     """Do what control decides about a spike; CONTINUE if the step then ends as any other."""
     decision, anomaly, completed = control.decide_on_anomaly(), control.anomaly, state.progress.step
-    if decision is Decision.SKIP_BATCHES:
-        assert anomaly
+    if decision is Decision.SKIP_BATCHES and anomaly:
         news.append(skip_batches(state, anomaly))
         control.anomaly, decision = None, Decision.CONTINUE
         loader.forget()
-    elif decision is Decision.ROLL_BACK:
-        assert anomaly
+    elif decision is Decision.ROLL_BACK and anomaly:
         news += control.poll_saves(wait=True)
         events = roll_back(state, anomaly)
         if not events:

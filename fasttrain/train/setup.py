@@ -6,15 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fasttrain.checkpoint import before_run, checkpoint_bytes, restore
-from fasttrain.checkpoint.resume import (
-    Change,
-    changed_content,
-    changed_settings,
-    cursor_after,
-    moves_data,
-    starting_point,
-)
+from fasttrain.checkpoint import before_run, checkpoint_bytes, restore, resume
 from fasttrain.config import Config
 from fasttrain.data import TrainingData, training_data
 from fasttrain.data.lint.checks import suspicions
@@ -41,7 +33,7 @@ class StartReport:
     compiled: bool
     why_not_compiled: str
     corrupt: list[str]  # newer checkpoints than the one that the run resumes from
-    changes: list[Change]  # against the settings of that checkpoint
+    changes: list[resume.Change]  # against the settings of that checkpoint
     suspicions: list[str]  # about the data
     tokenizer_warning: str  # whether data and pretrained weights belong together
 
@@ -61,9 +53,9 @@ def prepare(settings: Config, runtime: Runtime) -> tuple[TrainState, StartReport
     scaler = make_scaler(runtime.precision, runtime.device)
     peak = peak_flops(runtime.device, runtime.dtype)
     monitor = make_monitor(settings, runtime, vocab, peak=peak, compiled=compiled, scaled=scaler.is_enabled())
-    progress, changes = Progress(), list[Change]()
+    progress, changes = Progress(), list[resume.Change]()
     corrupt: list[str] = []
-    checkpoint = starting_point(settings, runtime.checkpoint_group, on_warning=corrupt.append)
+    checkpoint = resume.starting_point(settings, runtime.checkpoint_group, on_warning=corrupt.append)
     warning = ""
     if checkpoint is None:
         if settings.from_hf is not None:
@@ -71,12 +63,13 @@ def prepare(settings: Config, runtime: Runtime) -> tuple[TrainState, StartReport
         init_weights(model, settings)
     else:
         saved = checkpoint.metadata
-        changes = changed_settings(saved["config"], settings) + changed_content(saved["datasets"], data.digests)
+        changes = resume.changed_settings(saved["config"], settings)
+        changes += resume.changed_content(saved["datasets"], data.digests)
         progress = Progress.of(saved["progress"])
-        cursor = cursor_after(progress.step, progress.cursor, saved, changes, settings, data.digests)
+        cursor = resume.cursor_after(progress.step, progress.cursor, saved, changes, settings, data.digests)
         progress = replace(progress, cursor=cursor)
         restore(checkpoint, model, optimizer, scaler, group=runtime.checkpoint_group)
-        if not moves_data(changes):  # other batches have other noise
+        if not resume.moves_data(changes):  # other batches have other noise
             monitor.restore(saved["monitor"])
     _check_disk_space(settings, vocab)
     check_profile(settings.log.profile, left=settings.batch.steps - progress.step)

@@ -137,8 +137,4 @@ class TrainState:
 
 
 def versions() -> dict[str, str]:
-    return {
-        "fasttrain": fasttrain.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
+    return dict(fasttrain=fasttrain.__version__, torch=str(torch.__version__), python=platform.python_version())

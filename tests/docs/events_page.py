@@ -76,5 +76,6 @@ def _filled(text: str) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
-        sys.exit(f"usage: {COMMAND}")
+        print(f"usage: {COMMAND}")
+        sys.exit(0 if "--help" in sys.argv else 2)
     PAGE.write_text(page())

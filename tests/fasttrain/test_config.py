@@ -78,7 +78,7 @@ def test_a_mixture_is_named_in_files_and_on_the_command_line(capsys, tmp_path: P
         ("model.layers", "2.5", "Error parsing --model.layers"),
         ("optim.schedule", "cosin", "cosin"),
         ("model.heads", "5", r"model.heads \(5\) must be a multiple of model.kv_heads \(6\)"),
-        ("batch.sequences", "9", r"batch.sequences \(9\) must be a multiple of 8, batch.micro \(8\)"),
+        ("batch.sequences", "9", r"batch.sequences \(9\) must be a multiple of batch.micro \(8\)"),
         ("batch.steps", "0", r"batch.steps \(0\) must be at least 1"),
         ("optim.warmup", "301", r"optim.warmup \(301\) must be shorter than the run: batch.steps is 300"),
         ("model.attention_dropout", "0.1", r"model.attention_dropout \(0.1\) needs data.document_mask False"),
