@@ -53,7 +53,8 @@ def train(
             if validates:
                 loss = validate(state, validation, news)
                 timer.mark("validation")
-            ends, decision = control.is_ending, handle_anomaly(state, control, results, loader, news)
+            decision = handle_anomaly(state, control, results, loader, news)
+            ends = control.is_ending  # after a rollback it is not
             if decision is Decision.CONTINUE:
                 decision = control.decide_on_save(due=saves)
                 if decision is Decision.SAVE:
@@ -70,8 +71,9 @@ def train(
             if control.needs_pause():
                 pause(control, logger, news)
             logger.write(news)
+    news = observe(results.flush(), state, control)
     code, last = at_end(state, control)
-    logger.write([*observe(results.flush(), state, control), *last])
+    logger.write([*news, *last])
     logger.close(code)
     return code
 
