@@ -55,6 +55,6 @@ def weights(run: Path) -> dict[str, Any]:
     return state
 
 
-def incidents(run: Path, kind: str) -> list[dict[str, Any]]:
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
     """The lines of one kind in events.jsonl."""
     return [line for line in read_events(run) if line["kind"] == kind]

@@ -13,7 +13,7 @@ import fasttrain.train.step
 from fasttrain.checkpoint import list_checkpoints
 from fasttrain.metrics import read_validations
 from tests.faults.conftest import Row
-from tests.runs import curve, incidents, train, weights
+from tests.runs import curve, events, train, weights
 
 DAY = 86_400.0
 OPTIONS = [
@@ -48,7 +48,7 @@ def test_a_clock_that_jumps_back_changes_nothing(tmp_path: Path, row: Row) -> No
     assert [n for n in range(1, 24) if times[n] < times[n - 1] - DAY / 2] == [12, 16]
     assert curve(metrics, "step") == list(range(1, 25))
     assert curve(read_validations(run), "step") == [3, 6, 8, 9, 12, 15, 16, 18, 21, 24]
-    assert [event["step"] for event in incidents(run, "resume")] == [8, 16]
+    assert [event["step"] for event in events(run, "resume")] == [8, 16]
     assert [c.step for c in list_checkpoints(run / "checkpoints")] == [21, 24]
     assert min(curve(metrics, "step_seconds")) > 0
     ages = [line.get("checkpoint_age", 0.0) for line in metrics]

@@ -12,7 +12,7 @@ from fasttrain.checkpoint import list_checkpoints
 from fasttrain.metrics import read_metrics
 from fasttrain.train import main
 from tests.faults.conftest import Row
-from tests.runs import command, curve, incidents, train, weights
+from tests.runs import command, curve, events, train, weights
 
 OPTIONS = [
     *("--checkpoint.every", 2, "--validation.every", 0, "--validation.sample", "", "--data.lint", "off"),
@@ -68,12 +68,12 @@ def test_a_corrupt_checkpoint_is_named_and_the_one_before_is_used(
         shutil.copytree(whole, run)
         damage(run / "checkpoints" / "step-00000006" / name)
         assert main(command(run, *OPTIONS)) == 0
-        (corrupt,) = incidents(run, "corrupt checkpoint")
+        (corrupt,) = events(run, "corrupt checkpoint")
         assert "step-00000006" in corrupt["text"]
         assert name in corrupt["text"]
         assert said in corrupt["text"]
         assert corrupt["text"] in " ".join(capfd.readouterr().out.split())
-        (resumed,) = incidents(run, "resume")
+        (resumed,) = events(run, "resume")
         assert "step-00000004" in resumed["text"]
         assert_same(run, whole)
     row(
@@ -90,10 +90,10 @@ def test_two_corrupt_checkpoints_are_both_named(tmp_path: Path, whole: Path) -> 
     flipped(run / "checkpoints" / "step-00000006" / "__0_0.distcp")
     truncated(run / "checkpoints" / "step-00000004" / "checkpoint.json")
     assert main(command(run, *OPTIONS)) == 0
-    first, second = (incident["text"] for incident in incidents(run, "corrupt checkpoint"))
+    first, second = (event["text"] for event in events(run, "corrupt checkpoint"))
     assert "step-00000006/__0_0.distcp is corrupt" in first
     assert "step-00000004/checkpoint.json is corrupt" in second
-    assert "step-00000002" in incidents(run, "resume")[0]["text"]
+    assert "step-00000002" in events(run, "resume")[0]["text"]
     assert_same(run, whole)
 
 

@@ -11,7 +11,7 @@ from fasttrain.checkpoint import list_checkpoints
 from fasttrain.metrics import read_metrics
 from tests.faults.conftest import Row
 from tests.faults.processes import Training, finished
-from tests.runs import curve, incidents
+from tests.runs import curve, events
 
 OPTIONS = [
     *("--batch.steps", 40, "--checkpoint.every", 4, "--validation.every", 0, "--validation.sample", ""),
@@ -38,7 +38,7 @@ def test_a_second_run_in_a_directory_is_refused(tmp_path: Path, row: Row, world:
         assert first.ends() == 0
     finished(tmp_path / "alone", *OPTIONS)
     assert curve(read_metrics(run)) == curve(read_metrics(tmp_path / "alone"))
-    assert [len(incidents(run, kind)) for kind in ("start", "resume", "changed setting")] == [1, 0, 0]
+    assert [len(events(run, kind)) for kind in ("start", "resume", "changed setting")] == [1, 0, 0]
     steps = [[c.step for c in list_checkpoints(r / "checkpoints")] for r in (run, tmp_path / "alone")]
     assert steps[0] == steps[1]
     row(

@@ -22,7 +22,7 @@ from fasttrain.metrics import read_metrics
 from tests.faults.conftest import Row
 from tests.faults.namespaces import Shell, small_disk
 from tests.faults.processes import Training, finished, last_step
-from tests.runs import curve, incidents, weights
+from tests.runs import curve, events, weights
 
 STEPS, EVERY, BAD = 20, 4, 8  # the save after step BAD meets the fault
 OPTIONS = [
@@ -127,17 +127,17 @@ def test_a_disk_that_fills_up_during_a_save(
     options = [*OPTIONS, "--checkpoint.background", background]
     with disk_of(tmp_path / "run") as (run, _):
         with Training(run, *options, fault=filled_while_writing) as training:
-            (pause,) = training.until(lambda: incidents(run, "pause"))
+            (pause,) = training.until(lambda: events(run, "pause"))
             assert assert_valid(run) == [EVERY]
             done = last_step(run)
             (run / "checkpoints" / "filler").unlink()
             assert training.ends() == 0
             said = training.output()
-        failed = incidents(run, "failed save")
+        failed = events(run, "failed save")
         assert failed[0]["step"] == BAD
         assert "No space left on device" in failed[0]["text"]
         assert f"warning: step {BAD} is not saved" in " ".join(said.split())
-        (over,) = incidents(run, "pause over")
+        (over,) = events(run, "pause over")
         assert over["step"] == pause["step"]
         unsaved = max(curve(read_metrics(run), "unsaved_steps"))
         assert assert_valid(run)[-1] == STEPS
@@ -153,14 +153,14 @@ def test_a_disk_that_fills_up_during_a_save(
 
 
 def test_a_full_disk_may_end_the_run_instead(tmp_path: Path, whole_on: Callable[[int], Path], row: Row) -> None:
-    """Here all of the run is on that disk, metrics and incidents too."""
+    """Here all of the run is on that disk, metrics and events too."""
     with small_disk(tmp_path / "disk", MEGABYTES) as (path, _):
         run = path / "run"
         with Training(run, *OPTIONS, "--checkpoint.on_save_failure", "stop", fault=filled_while_writing) as training:
             assert training.ends() == ExitCode.NOT_SAVED
             said = training.output()
         assert "No space left on device" in " ".join(said.split())  # lines are as long as a terminal's
-        (end,) = incidents(run, "not saved")
+        (end,) = events(run, "not saved")
         assert assert_valid(run) == [EVERY]
         (run / "checkpoints" / "filler").unlink()
         finished(run, *OPTIONS)
@@ -176,10 +176,10 @@ def test_a_full_disk_may_end_the_run_instead(tmp_path: Path, whole_on: Callable[
 def test_old_checkpoints_make_room_for_new_ones(tmp_path: Path, whole_on: Callable[[int], Path], row: Row) -> None:
     with disk_of(tmp_path / "run") as (run, _):
         finished(run, *OPTIONS, fault=partial(filled_before_saving, 16))
-        pruned = incidents(run, "pruned")
+        pruned = events(run, "pruned")
         assert "step-00000008" in pruned[0]["text"]
         assert assert_valid(run)[-1] == STEPS
-        assert not incidents(run, "failed save")
+        assert not events(run, "failed save")
         assert_same(run, whole_on(1))
     row(
         "no disk space before a save, but for an old checkpoint that would go after it",
@@ -212,7 +212,7 @@ def test_an_error_of_the_disk_on_one_rank_fails_the_save_on_all(
     run = tmp_path / "run"
     options = [*OPTIONS, "--checkpoint.background", background]
     said = finished(run, *options, fault=partial(fails_to_sync, 1, 1), world=2)
-    (failed,) = incidents(run, "failed save")
+    (failed,) = events(run, "failed save")
     assert "rank 1: OSError: [Errno 5] Input/output error" in failed["text"]
     assert failed["text"] in " ".join(said.split())
     assert assert_valid(run)[-1] == STEPS
@@ -236,15 +236,15 @@ def test_a_directory_that_becomes_read_only(tmp_path: Path, whole_on: Callable[[
             # While a file is open for writing, it is busy.
             training.until(lambda: "failed" not in shell.run(f"mount -o remount,ro '{place}'"))
             before = assert_valid(run)
-            (pause,) = training.until(lambda: incidents(run, "pause"))
+            (pause,) = training.until(lambda: events(run, "pause"))
             assert assert_valid(run) == before
             done = last_step(run)
             shell.must(f"mount -o remount,rw '{place}'")
-            training.until(lambda: incidents(run, "pause over"))
+            training.until(lambda: events(run, "pause over"))
             training.until(lambda: list_checkpoints(run / "checkpoints")[-1].step >= done)
             training.signal(signal.SIGTERM)
             assert training.ends() == 128 + signal.SIGTERM
-        failed = incidents(run, "failed save")
+        failed = events(run, "failed save")
         assert "Read-only file system" in failed[0]["text"]
         assert assert_valid(run)[-1] == last_step(run)
     row(
@@ -259,11 +259,11 @@ def test_a_directory_that_becomes_read_only(tmp_path: Path, whole_on: Callable[[
 def test_a_signal_while_the_run_is_held(tmp_path: Path, whole_on: Callable[[int], Path], row: Row) -> None:
     run = tmp_path / "run"
     with Training(run, *OPTIONS, fault=partial(fails_to_sync, 0, 10**6)) as training:
-        training.until(lambda: incidents(run, "pause"))
+        training.until(lambda: events(run, "pause"))
         training.signal(signal.SIGTERM)
         assert training.ends(20) == ExitCode.NOT_SAVED
         said = training.output()
-    (end,) = incidents(run, "not saved")
+    (end,) = events(run, "not saved")
     assert end["text"] in " ".join(said.split())
     assert assert_valid(run) == []
     finished(run, *OPTIONS)

@@ -16,7 +16,7 @@ from fasttrain.checkpoint import list_checkpoints
 from fasttrain.metrics import read_metrics
 from tests.faults.conftest import Row
 from tests.faults.processes import Training, finished, last_step
-from tests.runs import curve, incidents, weights
+from tests.runs import curve, events, weights
 
 KILLS = 50
 EVERY = 4  # steps between checkpoints
@@ -86,7 +86,7 @@ def test_fifty_kills_lose_nothing_but_time(tmp_path: Path, row: Row) -> None:
     for figure in ("loss", "grad_norm", "valid_tokens", "tokens"):
         assert curve(killed, figure) == curve(whole, figure)
     torch.testing.assert_close(weights(run), weights(tmp_path / "whole"), rtol=0, atol=0)
-    resumed = len(incidents(run, "resume"))
+    resumed = len(events(run, "resume"))
     row(
         "SIGKILL at random moments",
         happened=f"{KILLS} kills of one run, {in_a_save} of them in a save; every checkpoint valid after each; losses, "
@@ -117,7 +117,7 @@ def test_a_killed_run_goes_on_bitwise_as_if_it_had_not_been(tmp_path: Path, worl
     assert steps[-1] < 24
     finished(run, *long, world=world)
     finished(whole, *long, world=world)
-    assert incidents(run, "resume")[0]["step"] == steps[-1]
+    assert events(run, "resume")[0]["step"] == steps[-1]
     assert curve(read_metrics(run), "step") == list(range(1, 25))
     for figure in ("loss", "grad_norm"):
         assert curve(read_metrics(run), figure) == curve(read_metrics(whole), figure)

@@ -18,7 +18,7 @@ from tests.faults.conftest import Row
 from tests.faults.namespaces import ADDRESSES, INTERFACE, Shell, two_nodes
 from tests.faults.processes import finished, last_step, launched, torchrun, wait_for
 from tests.faults.test_ranks import children, is_alive
-from tests.runs import command, curve, incidents, weights
+from tests.runs import command, curve, events, weights
 
 OPTIONS = [
     *("--batch.steps", 12, "--checkpoint.every", 4, "--validation.every", 0, "--model.dropout", 0.2),
@@ -89,7 +89,7 @@ def test_a_cut_link_ends_both_nodes(tmp_path: Path, row: Row) -> None:
     for checkpoint in saved:
         checkpoint.verify()
     assert done - saved[-1].step <= 2 * 4
-    (lost,) = incidents(run, "rank failure")
+    (lost,) = events(run, "rank failure")
     assert lost["text"] == "rank 1 died or does not answer"
     row(
         "the link between two nodes is cut",

@@ -18,16 +18,16 @@ from fasttrain.train.state import Progress
 from tests.fasttrain.train.test_rollback import poisoned, train, train_with_nan
 from tests.faults.conftest import Row
 from tests.ranks import run_ranks
-from tests.runs import curve, incidents, weights
+from tests.runs import curve, events, weights
 
 pytestmark = pytest.mark.faults  # the same, in parts, is quick in test_recovery.py
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_of_two_never_reaches_the_weights(tmp_path: Path, row: Row) -> None:
     run_ranks(train_with_nan, 2, tmp_path, [12], 2)
-    (incident,) = incidents(tmp_path, "not finite")
-    assert incident["step"] == 13
-    assert "skipped this optimizer update" in incident["text"]
+    (event,) = events(tmp_path, "not finite")
+    assert event["step"] == 13
+    assert "skipped this optimizer update" in event["text"]
     losses = curve(read_metrics(tmp_path))
     assert math.isnan(losses[12])
     assert len(losses) == 30
@@ -37,7 +37,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_of_two_never_reaches_the_weights(
         "the loss of one rank of two is NaN",
         happened="in one step; every rank skipped its update, and continued with finite weights",
         lost="the update of that step",
-        reported=f"event `not finite`, step {incident['step']}",
+        reported=f"event `not finite`, step {event['step']}",
     )
 
 
@@ -45,8 +45,8 @@ def test_a_poisoned_stretch_of_data_is_left_out(tmp_path: Path, row: Row) -> Non
     run = tmp_path / "run"
     with poisoned(range(70, 75)):
         assert train(run) == 0
-    (spike,) = incidents(run, "spike")
-    (back,) = incidents(run, "rollback")
+    (spike,) = events(run, "spike")
+    (back,) = events(run, "rollback")
     assert 72 <= spike["step"] <= 77
     assert "bad data: the batch of step" in back["text"]
     assert back["documents"]

@@ -16,7 +16,7 @@ from fasttrain.events import ExitCode
 from fasttrain.metrics import read_metrics
 from tests.faults.conftest import Row
 from tests.faults.processes import Training, finished, last_step, launched, torchrun, wait_for
-from tests.runs import command, curve, incidents, weights
+from tests.runs import command, curve, events, weights
 
 ONCE = str(Path(__file__).with_name("once.py"))
 TIMEOUT = 6  # seconds: parallel.timeout
@@ -49,7 +49,7 @@ def test_torchrun_starts_a_run_again_when_a_rank_dies(tmp_path: Path, whole: Pat
     with launched(argv, FAULT="kill") as process:
         said = process.communicate(timeout=180)[0]
     assert process.returncode == 0, said[-2000:]
-    (resumed,) = incidents(run, "resume")
+    (resumed,) = events(run, "resume")
     assert resumed["step"] in (4, 6)  # a save takes place in the background: the last may not have been published
     assert_same(run, whole)
     times = {line["step"]: line["time"] for line in read_metrics(run)}
@@ -86,7 +86,7 @@ def test_a_rank_that_hangs_ends_the_others_and_is_named(tmp_path: Path, whole: P
         seconds, said = time.monotonic() - begin, training.output()
     assert codes == [ExitCode.RANK_FAILURE, ExitCode.RANK_FAILURE], said
     assert TIMEOUT / 2 < seconds < TIMEOUT
-    (lost,) = incidents(run, "rank failure")
+    (lost,) = events(run, "rank failure")
     assert lost["text"].startswith("rank 1 hangs in hang (")
     assert "rank 1 hangs in hang (" in said
     saved = list_checkpoints(run / "checkpoints")[-1].step
@@ -115,7 +115,7 @@ def test_torchrun_ends_when_a_rank_is_stopped(tmp_path: Path, whole: Path, row: 
     assert process.returncode != 0, said[-2000:]
     assert seconds < TIMEOUT
     assert not any(is_alive(rank) for rank in ranks)
-    (lost,) = incidents(run, "rank failure")
+    (lost,) = events(run, "rank failure")
     assert "rank 1" in lost["text"]
     assert "rank 1" in said
     saved = list_checkpoints(run / "checkpoints")[-1].step

@@ -20,7 +20,7 @@ from fasttrain.checkpoint import list_checkpoints
 from fasttrain.metrics import read_metrics
 from tests.faults.conftest import Row
 from tests.faults.processes import Training, finished, last_step, launched, torchrun, wait_for
-from tests.runs import command, curve, incidents
+from tests.runs import command, curve, events
 
 STEPS = 12
 OPTIONS = [
@@ -111,8 +111,8 @@ def test_sigterm_at_any_phase_loses_no_step(tmp_path: Path, whole: list[float], 
         reported = f"exit code {code}"
     else:
         assert code == 128 + signal.SIGTERM
-        (incident,) = incidents(run, "signal")
-        assert incident["step"] == saved[-1]
+        (event,) = events(run, "signal")
+        assert event["step"] == saved[-1]
         assert "the same command resumes from here" in said
         reported = f"event `signal`, exit code {code}"
     finished(run, *OPTIONS)
@@ -132,7 +132,7 @@ def test_other_signals_save_too(tmp_path: Path, whole: list[float], row: Row, nu
         assert training.ends() == 128 + number
     saved = list_checkpoints(run / "checkpoints")[-1].step
     assert last_step(run) == saved
-    assert incidents(run, "signal")[0]["step"] == saved
+    assert events(run, "signal")[0]["step"] == saved
     finished(run, *OPTIONS)
     assert curve(read_metrics(run)) == whole
     row(
@@ -202,7 +202,7 @@ def test_torchrun_passes_on_that_it_is_to_stop(tmp_path: Path, row: Row, number:
         seconds = time.monotonic() - begin
     assert process.returncode != 0, said  # torchrun's own
     saved = list_checkpoints(run / "checkpoints")[-1].step
-    assert incidents(run, "signal")[0]["step"] == saved == last_step(run)
+    assert events(run, "signal")[0]["step"] == saved == last_step(run)
     row(
         f"{number.name} to torchrun with 2 ranks",
         happened=f"both saved step {saved} and ended, {seconds:.1f} s later",

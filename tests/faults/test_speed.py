@@ -13,7 +13,7 @@ import pytest
 from fasttrain.train.state import TrainState
 from tests.faults.conftest import Row
 from tests.faults.processes import Training
-from tests.runs import incidents
+from tests.runs import events
 
 SLOW = 80  # steps before it begins
 WITHIN = 50  # steps to the report
@@ -45,7 +45,7 @@ def test_a_slow_loader_is_named(tmp_path: Path, row: Row, world: int) -> None:
         for rank in range(world):
             assert training.ends(240, rank) == 0, training.output()
         said = training.output()
-    slow = [incident for incident in incidents(run, "slow-down") if incident["step"] > SLOW]
+    slow = [event for event in events(run, "slow-down") if event["step"] > SLOW]
     first = slow[0]
     assert first["step"] <= SLOW + WITHIN
     evidence = first["evidence"]
@@ -90,4 +90,4 @@ def test_a_slow_rank_is_named(tmp_path: Path, row: Row) -> None:
 
 
 def told(run: Path) -> list[dict[str, Any]]:
-    return [incident for incident in incidents(run, "slow-down") if incident["step"] > SLOW]
+    return [event for event in events(run, "slow-down") if event["step"] > SLOW]

@@ -15,7 +15,7 @@ import torch
 from fasttrain import cli
 from fasttrain.tools.trained_model import load_model
 from tests.fasttrain.tools.generate.models import in_transformers
-from tests.runs import incidents
+from tests.runs import events
 
 
 def run_command(*arguments: object) -> int:
@@ -56,7 +56,7 @@ def test_greedy_is_what_transformers_makes_of_the_weights(small_run, texts):
 def test_the_sample_at_the_end_of_the_run(small_run, texts):
     """One way to do a thing: the command gives the same text."""
     (line,) = texts(small_run, "--prompt", "def ", "--tokens", 3)
-    assert incidents(small_run, "sample")[-1]["text"] == line["prompt"] + line["text"]
+    assert events(small_run, "sample")[-1]["text"] == line["prompt"] + line["text"]
 
 
 def test_seeds_samples_and_batches(small_run, texts):

@@ -40,7 +40,7 @@ from fasttrain.train.setup import StartReport, prepare
 from fasttrain.train.state import TrainState
 from tests.fasttrain.hf.small import ROWS, RUN, SIZES, VARIANTS, dataset, last, train
 from tests.ranks import run_ranks
-from tests.runs import incidents
+from tests.runs import events
 
 THEIRS = dict(
     vocab_size=ROWS, hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,
@@ -209,13 +209,13 @@ def test_a_run_that_starts_from_a_checkpoint(place: Place, tmp_path: Path, capsy
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
     argv = [*RUN, "--data.path", str(place.data), "--out", str(tmp_path / "run"), "--from_hf", str(path)]
     assert main([*argv, "--checkpoint.every", "1"]) == 0
-    (began,) = incidents(tmp_path / "run", "start")
+    (began,) = events(tmp_path / "run", "start")
     assert began["text"] == f"a new run in {tmp_path / 'run'}, with the weights of {path}"
     assert began["evidence"]["from_hf"] == str(path)
     before, after = (read_metrics(run) for run in (place.directory / "runs" / "qwen3", tmp_path / "run"))
     assert after[0]["loss"] < before[0]["loss"]
-    assert not incidents(tmp_path / "run", "first loss")
-    assert not incidents(tmp_path / "run", "data")
+    assert not events(tmp_path / "run", "first loss")
+    assert not events(tmp_path / "run", "data")
     shutil.rmtree(path)
     with patch.object(fasttrain.train.setup, "load_pretrained", side_effect=AssertionError("read again")):
         assert main([*argv, "--batch.steps", "3"]) == 0
@@ -244,7 +244,7 @@ def test_a_run_that_rolls_back_to_its_start_has_the_weights_again(place: Place, 
         patch.object(fasttrain.train.setup, "load_pretrained", wraps=fasttrain.train.setup.load_pretrained) as read,
     ):
         assert main([*map(str, argv), "--checkpoint.every", "0"]) == 0
-    assert "rolled back to the initial weights" in incidents(tmp_path, "rollback")[0]["text"]
+    assert "rolled back to the initial weights" in events(tmp_path, "rollback")[0]["text"]
     assert read.call_count == 2
 
 
@@ -253,10 +253,8 @@ def test_weights_that_know_nothing_about_the_data_are_an_event(place: Place, cop
     weights["lm_head.weight"] *= 50
     save_file(weights, copied / "model.safetensors")
     train(tmp_path / "run", place.data, "--from-hf", copied)
-    assert (
-        f"the weights of {copied} know nothing about this data" in incidents(tmp_path / "run", "first loss")[0]["text"]
-    )
-    (doubt,) = incidents(tmp_path / "run", "data")
+    assert f"the weights of {copied} know nothing about this data" in events(tmp_path / "run", "first loss")[0]["text"]
+    (doubt,) = events(tmp_path / "run", "data")
     assert f"{copied} has no tokenizer.json: nobody knows whether" in doubt["text"]
 
 

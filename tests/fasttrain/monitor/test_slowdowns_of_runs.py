@@ -40,7 +40,7 @@ def train(run: Path, part: str, *options: str) -> None:
         assert main([*RUN, "--out", str(run), *options]) == 0
 
 
-def incidents(run: Path, kind: str) -> list[dict]:
+def events(run: Path, kind: str) -> list[dict]:
     lines = map(json.loads, (run / "events.jsonl").read_text().splitlines())
     return [line for line in lines if line["kind"] == kind]
 
@@ -48,14 +48,14 @@ def incidents(run: Path, kind: str) -> list[dict]:
 @pytest.mark.parametrize(("world", "part"), [(1, "data"), pytest.param(2, "backward", marks=pytest.mark.slow)])
 def test_the_part_and_the_rank_are_named_within_50_steps(tmp_path, world, part):
     run_ranks(train, world, tmp_path, part)
-    (incident,) = incidents(tmp_path, "slow-down")
-    assert SLOW < incident["step"] <= SLOW + 50
-    assert (incident["evidence"]["phase"], incident["evidence"]["rank"]) == (part, world - 1)
-    assert f"{part} of rank {world - 1}" in incident["text"]
-    evidence = incident["evidence"]
+    (event,) = events(tmp_path, "slow-down")
+    assert SLOW < event["step"] <= SLOW + 50
+    assert (event["evidence"]["phase"], event["evidence"]["rank"]) == (part, world - 1)
+    assert f"{part} of rank {world - 1}" in event["text"]
+    evidence = event["evidence"]
     assert evidence["phase_seconds"] - evidence["phase_usual"] == pytest.approx(0.03)
 
 
 def test_nobody_is_told_of_what_nobody_wants_to_know(tmp_path):
     run_ranks(train, 1, tmp_path, "data", "--monitor.slowdown", "0")
-    assert not incidents(tmp_path, "slow-down")
+    assert not events(tmp_path, "slow-down")

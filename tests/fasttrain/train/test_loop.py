@@ -28,7 +28,7 @@ from fasttrain.metrics import read_metrics, read_validations
 from fasttrain.model import Decoder
 from fasttrain.train import main
 from fasttrain.train.state import TrainState
-from tests.runs import command, curve, incidents, train
+from tests.runs import command, curve, events, train
 
 
 def test_a_run_learns_and_leaves_everything_behind(tmp_path, capsys):
@@ -54,10 +54,10 @@ def test_a_run_learns_and_leaves_everything_behind(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "layers=2 hidden=32" in printed  # the effective configuration
     assert "a sample:\ndef " in printed
-    samples = incidents(run, "sample")
+    samples = events(run, "sample")
     assert [sample["step"] for sample in samples] == [15, 30]  # at each validation
     assert all(sample["text"].startswith("def ") for sample in samples)
-    assert incidents(run, "start")[0]["evidence"]["torch"] == torch.__version__
+    assert events(run, "start")[0]["evidence"]["torch"] == torch.__version__
 
 
 LAYOUTS: dict[str, tuple[int, list[Any]]] = {
@@ -128,7 +128,7 @@ def test_changed_settings_are_shown_and_recorded(tmp_path, capsys):
     run = tmp_path / "run"
     train(run)
     train(run, "--batch.steps", 8, "--optim.lr", 1e-5, "--optim.schedule", "constant")
-    changed = {event["evidence"]["key"]: event["text"] for event in incidents(run, "changed setting")}
+    changed = {event["evidence"]["key"]: event["text"] for event in events(run, "changed setting")}
     assert changed["optim.lr"] == "optim.lr: 0.003 -> 1e-05"
     assert set(changed) == {"batch.steps", "optim.lr", "optim.schedule"}
     assert "optim.lr: 0.003 -> 1e-05" in capsys.readouterr().out
@@ -172,7 +172,7 @@ def test_a_mixture_goes_on_bitwise_and_with_other_weights_where_each_component_w
     with patch.object(TrainState, "micro_batches", noted):
         train(tmp_path / "half", *mixture, "--data.mixture.two.weight", 9, "--data.sequence", 16, "--batch.steps", 8)
     assert used[0] == {name: 2 * samples for name, samples in seen.items()}  # of half the length
-    changed = {event["evidence"]["key"] for event in incidents(tmp_path / "half", "changed setting")}
+    changed = {event["evidence"]["key"] for event in events(tmp_path / "half", "changed setting")}
     assert changed == {"data.mixture.one.weight", "data.mixture.two.weight", "data.sequence", "batch.steps"}
 
 
@@ -226,7 +226,7 @@ def test_mistakes_are_named_before_anything_is_trained(tmp_path, capsys):
 def test_a_run_whose_name_contradicts_its_size_is_told_so(tmp_path, name, told):
     """Effort D: a "550M" that was 160M. A directory's name is a note, and only in millions or billions."""
     train(tmp_path / name, "--batch.steps", 3)
-    texts = [event["text"] for event in incidents(tmp_path / name, "plan")]
+    texts = [event["text"] for event in events(tmp_path / name, "plan")]
     assert sum(f"says {name}, but the model has" in text for text in texts) == told
 
 
@@ -263,7 +263,7 @@ def test_patience_ends_a_run_that_no_longer_improves(tmp_path):
     run = tmp_path / "run"
     stubborn = ["--optim.lr", 0.0, "--validation.every", 1, "--validation.patience", 2, "--batch.steps", 30]
     assert main(command(run, *stubborn)) == 0
-    assert incidents(run, "early stop")[0]["step"] == 3
+    assert events(run, "early stop")[0]["step"] == 3
     assert list_checkpoints(run / "checkpoints")[-1].step == 3
 
 

@@ -49,7 +49,7 @@ def poisoned(places: range):
     return patch.object(Batches, "at", noisy)
 
 
-def incidents(run: Path, kind: str) -> list[dict[str, Any]]:
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
     lines = map(json.loads, (run / "events.jsonl").read_text().splitlines())
     return [line for line in lines if line["kind"] == kind]
 
@@ -67,8 +67,8 @@ def rolled_back(tmp_path_factory) -> Path:
 
 
 def test_poisoned_batches_are_found_and_skipped(rolled_back):
-    (spike,) = incidents(rolled_back, "spike")
-    (back,) = incidents(rolled_back, "rollback")
+    (spike,) = events(rolled_back, "spike")
+    (back,) = events(rolled_back, "rollback")
     assert 72 <= spike["step"] <= 77
     assert "rolled back to" in back["text"]
     assert "step-00000060" in back["text"]
@@ -81,13 +81,13 @@ def test_poisoned_batches_are_found_and_skipped(rolled_back):
     assert read_segments(rolled_back)[-1].cursor.skips[0] == Skip(first, count)
 
 
-def test_every_incident_says_when_what_why_and_what_was_done(rolled_back):
+def test_every_event_says_when_what_why_and_what_was_done(rolled_back):
     lines = list(map(json.loads, (rolled_back / "events.jsonl").read_text().splitlines()))
     assert {"start", "spike", "rollback", "finish"} <= {line["kind"] for line in lines}
     for line in lines:
         assert {"step", "time", "tokens", "kind", "text", "action", "evidence", "documents"} <= set(line)
         assert line["tokens"] == line["step"] * 8 * 32
-    (spike,) = incidents(rolled_back, "spike")
+    (spike,) = events(rolled_back, "spike")
     assert spike["action"] == "as monitor.spike says: rollback"
     assert spike["documents"]
     assert spike["evidence"]["value"] > spike["evidence"]["expected"]
@@ -97,7 +97,7 @@ def test_after_a_rollback_a_run_is_as_if_it_never_had_the_batches(tmp_path, roll
     skips = read_segments(rolled_back)[-1].cursor.skips
     with patch.object(fasttrain.train.setup, "Progress", partial(Progress, cursor=DataCursor(skips=skips))):
         assert train(tmp_path) == 0
-    assert not incidents(tmp_path, "rollback")
+    assert not events(tmp_path, "rollback")
     losses = [[line["loss"] for line in read_metrics(run)] for run in (tmp_path, rolled_back)]
     assert losses[0] == losses[1]
 
@@ -112,29 +112,29 @@ def test_other_policies(tmp_path, policy):
     with poisoned(range(70, 75)):
         code = train(tmp_path, "--monitor.spike", policy, *(("--checkpoint.every", 2) if policy != "stop" else ()))
     assert code == (ExitCode.STOPPED if policy == "stop" else 0)
-    assert len(incidents(tmp_path, "spike")) == 1
-    assert not incidents(tmp_path, "rollback")
-    assert len(incidents(tmp_path, "skip")) == (policy == "skip")
+    assert len(events(tmp_path, "spike")) == 1
+    assert not events(tmp_path, "rollback")
+    assert len(events(tmp_path, "skip")) == (policy == "skip")
     if policy != "stop":  # the checkpoint that was due when the alarm came is there, and the last one
         steps = [checkpoint.step for checkpoint in list_checkpoints(tmp_path / "checkpoints")]
         assert {74, 90} <= set(steps)
     if policy == "stop":
         assert list_checkpoints(tmp_path / "checkpoints")[-1].step == 60
-        assert "stopped: the loss spiked at step" in incidents(tmp_path, "stop")[0]["text"]
+        assert "stopped: the loss spiked at step" in events(tmp_path, "stop")[0]["text"]
 
 
 def test_in_the_first_steps_of_a_run_nothing_is_a_spike(tmp_path):
     with poisoned(range(70, 75)):
         assert train(tmp_path, "--batch.steps", 80, "--monitor.first", 90) == 0
-    assert not incidents(tmp_path, "spike")
+    assert not events(tmp_path, "spike")
 
 
 def test_rollbacks_are_bounded(tmp_path):
     """Every batch from a place on is noise: there is no way around it."""
     with poisoned(range(70, 10_000)):
         assert train(tmp_path, "--monitor.rollbacks", 1) == ExitCode.STOPPED
-    assert len(incidents(tmp_path, "rollback")) == 1
-    assert "after 1 rollbacks" in incidents(tmp_path, "stop")[0]["text"]
+    assert len(events(tmp_path, "rollback")) == 1
+    assert "after 1 rollbacks" in events(tmp_path, "stop")[0]["text"]
 
 
 def train_with_nan(run: Path, places: list[int], world: int) -> None:
@@ -163,9 +163,9 @@ def test_a_loss_that_is_not_finite_on_one_rank_never_reaches_the_weights(tmp_pat
         train_with_nan(run, [12], 1)
     else:
         run_ranks(train_with_nan, 2, run, [12], 2)
-    (incident,) = incidents(run, "not finite")
-    assert incident["step"] == 13
-    assert "skipped this optimizer update" in incident["text"]
+    (event,) = events(run, "not finite")
+    assert event["step"] == 13
+    assert "skipped this optimizer update" in event["text"]
     metrics = {line["step"]: line["loss"] for line in read_metrics(run)}
     assert math.isnan(metrics[13])
     assert all(math.isfinite(loss) for step, loss in metrics.items() if step != 13)
@@ -177,8 +177,8 @@ def test_three_in_a_row_are_rolled_back(tmp_path, world):
         train_with_nan(tmp_path, [12, 13, 14], 1)
     else:
         run_ranks(train_with_nan, 2, tmp_path, [12, 13, 14], 2)
-    assert len(incidents(tmp_path, "not finite")) == 3
-    (back,) = incidents(tmp_path, "rollback")
+    assert len(events(tmp_path, "not finite")) == 3
+    (back,) = events(tmp_path, "rollback")
     assert "step-00000010" in back["text"]
     assert "bad data" in back["text"]
     assert back["evidence"]["skipped"] == [10, 5]
@@ -188,7 +188,7 @@ def test_three_in_a_row_are_rolled_back(tmp_path, world):
 def test_a_spike_before_the_first_checkpoint_goes_back_to_the_start(tmp_path):
     with poisoned(range(70, 75)):
         assert train(tmp_path, "--checkpoint.every", 0) == 0
-    (back,) = incidents(tmp_path, "rollback")
+    (back,) = events(tmp_path, "rollback")
     assert "rolled back to the initial weights" in back["text"]
     whole = {line["step"]: line["loss"] for line in read_metrics(tmp_path)}
     assert list(whole) == list(range(1, 91))
@@ -198,7 +198,7 @@ def test_a_run_whose_checkpoints_are_all_from_the_spike_stops_and_loses_nothing(
     few = ["--checkpoint.every", 2, "--checkpoint.keep_last", 1, "--checkpoint.keep_best", False]
     with poisoned(range(70, 76)):
         assert train(tmp_path, *few) == ExitCode.STOPPED
-    assert "no checkpoint is from before that" in incidents(tmp_path, "stop")[0]["text"]
+    assert "no checkpoint is from before that" in events(tmp_path, "stop")[0]["text"]
     assert list_checkpoints(tmp_path / "checkpoints")  # not set aside
 
 
@@ -206,15 +206,15 @@ def test_a_checkpoint_from_just_before_the_rise_is_better_than_none(tmp_path):
     few = ["--checkpoint.every", 70, "--checkpoint.keep_last", 1, "--checkpoint.keep_best", False]
     with poisoned(range(70, 75)):
         assert train(tmp_path, *few) == 0
-    assert "rolled back to" in incidents(tmp_path, "rollback")[0]["text"]
-    assert incidents(tmp_path, "rollback")[0]["evidence"]["skipped"][0] == 70
+    assert "rolled back to" in events(tmp_path, "rollback")[0]["text"]
+    assert events(tmp_path, "rollback")[0]["evidence"]["skipped"][0] == 70
 
 
 def test_a_run_that_began_at_another_runs_checkpoint_goes_back_there(tmp_path):
     assert train(tmp_path / "a", "--batch.steps", 66, "--checkpoint.every", 0) == 0
     with poisoned(range(70, 75)):
         assert train(tmp_path / "b", "--resume", tmp_path / "a", "--checkpoint.every", 0) == 0
-    (back,) = incidents(tmp_path / "b", "rollback")
+    (back,) = events(tmp_path / "b", "rollback")
     assert f"rolled back to {tmp_path / 'a'}" in back["text"]
     assert [line["step"] for line in read_metrics(tmp_path / "b")] == list(range(67, 91))
 
@@ -226,16 +226,16 @@ def test_the_skip_begins_before_the_rise_and_not_before_the_checkpoint():
     assert skip_after(anomaly, restored=95, completed=102) == Skip(95, 7)
 
 
-def test_a_first_loss_that_cannot_be_is_an_incident(tmp_path):
+def test_a_first_loss_that_cannot_be_is_an_event(tmp_path):
     options = ["--batch.steps", 2, "--optim.warmup", 1, "--checkpoint.every", 0]
     assert train(tmp_path / "ordinary", *options) == 0
-    assert not incidents(tmp_path / "ordinary", "first loss")
+    assert not events(tmp_path / "ordinary", "first loss")
     assert train(tmp_path / "large", *options, "--model.init_std", 1.0) == 0
-    assert "initial weights are too large" in incidents(tmp_path / "large", "first loss")[0]["text"]
+    assert "initial weights are too large" in events(tmp_path / "large", "first loss")[0]["text"]
 
 
-def test_a_loss_outside_of_the_envelope_is_an_incident(tmp_path):
+def test_a_loss_outside_of_the_envelope_is_an_event(tmp_path):
     assert train(tmp_path, "--batch.steps", 30, "--monitor.envelope", 1, 1.0, 2.0, "1e9", 1.0, 2.0) == 0
-    (incident,) = incidents(tmp_path, "envelope")
-    assert incident["step"] == 20
-    assert "above what is expected" in incident["text"]
+    (event,) = events(tmp_path, "envelope")
+    assert event["step"] == 20
+    assert "above what is expected" in event["text"]
