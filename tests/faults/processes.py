@@ -80,7 +80,7 @@ class Training:
         self.until(lambda: last_step(self.run) >= step, seconds)
 
     def signal(self, number: int, rank: int = 0) -> None:
-        os.kill(self.ranks[rank].pid, number)  # type: ignore[arg-type]
+        os.kill(self.ranks[rank].pid, number)
 
     def ends(self, seconds: float = 60.0, rank: int = 0) -> int:
         """The exit code, -n after signal n."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ NOISES: dict[str, Noise] = {
 }
 
 
-def anomalies(losses: Iterable[float], norms: Iterable[float], **options: int) -> list[tuple[int, Anomaly]]:
+def anomalies(losses: Iterable[float], norms: Iterable[float], **options: Any) -> list[tuple[int, Anomaly]]:
     """All that are not normal and are new, by step."""
     detector = SpikeDetector(**options)
     found = (
