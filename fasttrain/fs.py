@@ -176,7 +176,7 @@ def exclusive_lock(path: Path, taken: str | None) -> Iterator[bool]:
         fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if taken else 0))
     except BlockingIOError:
         os.close(lock)
-        raise ValueError(f"{taken}; wait for it, or choose another directory") from None
+        raise ValueError(f"{taken}; wait for it, or choose another --out") from None
     except OSError:  # a file system without locks
         locked = False
     _held.add(lock)

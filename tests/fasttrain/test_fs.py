@@ -129,7 +129,7 @@ def test_a_killed_process_leaves_a_hidden_directory_that_the_next_one_replaces(t
 
 
 def test_one_process_at_a_time_writes_a_directory(tmp_path: Path) -> None:
-    message = f"another process is writing {tmp_path / 'out'}; wait for it, or choose another directory"
+    message = f"another process is writing {tmp_path / 'out'}; wait for it, or choose another --out"
     with new_directory(tmp_path / "out") as directory:
         (directory / "a").write_text("a")
         with pytest.raises(ValueError, match=message), new_directory(tmp_path / "out"):
@@ -208,7 +208,7 @@ def test_a_lock_keeps_others_out_and_is_free_once_its_process_ends(tmp_path: Pat
         assert locked
         assert is_locked(path)
         with (
-            pytest.raises(ValueError, match="it is taken; wait for it, or choose another directory"),
+            pytest.raises(ValueError, match="it is taken; wait for it, or choose another --out"),
             exclusive_lock(path, "it is taken"),
         ):
             raise AssertionError

@@ -47,10 +47,10 @@ def missing(path: Path) -> None:
 
 
 DAMAGES = [
-    ("__0_0.distcp", truncated, "is truncated: it has"),
+    ("__0_0.distcp", truncated, "is truncated, or still being copied: it has"),
     ("__0_0.distcp", flipped, "is corrupt: its sha256 is"),
     ("__0_0.distcp", missing, "is missing"),
-    (".metadata", truncated, "is truncated: it has"),
+    (".metadata", truncated, "is truncated, or still being copied: it has"),
     (".metadata", flipped, "is corrupt: its sha256 is"),
     (".metadata", missing, "is missing"),
     ("checkpoint.json", truncated, "is corrupt"),
