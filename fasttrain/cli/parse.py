@@ -115,8 +115,36 @@ def _keys_of_sections(arguments: Sequence[str]) -> Iterator[None]:
         raise
 
 
+OTHER_TRAINERS = {  # what other trainers call a setting, and what it is called here
+    "--optim.lr": ("learning_rate", "lr", "max_lr", "peak_lr"),
+    "--batch.sequences": ("batch_size", "global_batch_size", "train_batch_size", "total_batch_size"),
+    "--batch.micro": (
+        "micro_batch_size", "local_batch_size", "device_batch_size", "per_device_train_batch_size",
+        "gradient_accumulation_steps", "grad_accum_steps",
+    ),
+    "--batch.steps": ("max_steps", "max_iters", "num_iterations", "train_iters", "num_steps", "total_steps", "steps"),
+    "--data.sequence": ("block_size", "seq_len", "seq_length", "sequence_length", "max_seq_len", "context_length"),
+    "--optim.warmup": ("warmup_steps", "warmup_iters", "lr_warmup_steps"),
+    "--optim.clip": ("grad_clip", "max_grad_norm", "max_norm", "clip_grad"),
+    "--optim.schedule": ("lr_scheduler_type", "lr_scheduler", "decay_lr", "lr_decay_style"),
+    "--checkpoint.every": ("save_interval", "save_steps", "save_every", "checkpoint_interval"),
+    "--validation.every": ("eval_interval", "eval_steps", "eval_every", "val_interval"),
+    "--model.layers": ("n_layer", "n_layers", "num_layers", "num_hidden_layers", "depth"),
+    "--model.hidden": ("n_embd", "dim", "hidden_size", "d_model"),
+    "--model.heads": ("n_head", "n_heads", "num_attention_heads"),
+    "--model.kv_heads": ("n_kv_heads", "num_key_value_heads"),
+    "--parallel.precision": ("dtype", "mixed_precision", "bf16", "fp16"),
+    "--parallel.recompute": ("activation_checkpointing", "gradient_checkpointing"),
+    "--out": ("output_dir", "out_dir", "save_dir"),
+}  # fmt: skip
+
+
 def _hint(argument: str) -> str:
     """What may be meant by an argument that no setting has; empty: nothing is wrong with it, or nobody knows."""
+    last = argument.split("=")[0].removeprefix("--").rpartition(".")[2].replace("-", "_")
+    ours = [name for name, theirs in OTHER_TRAINERS.items() if last in theirs]
+    if argument.startswith("--") and ours and argument not in ours:
+        return f"{argument} is unknown; here it is {ours[0]}"
     values = {f.name: getattr(Config(), f.name) for f in dataclasses.fields(Config)}
     sections = {name: list(vars(value)) for name, value in values.items() if dataclasses.is_dataclass(value)}
     section, _, key = argument.removeprefix("--").partition(".")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.cli.parse import load
+from fasttrain.cli.parse import OTHER_TRAINERS, _hint, load
 from fasttrain.config import ComponentConfig, Config, ModelConfig, OptimConfig
 from fasttrain.config_toml import summary, to_toml
 
@@ -71,7 +71,7 @@ def test_a_mixture_is_named_in_files_and_on_the_command_line(capsys, tmp_path: P
     ("key", "value", "message"),
     [
         ("optim.lrr", "3", "Unrecognized options: --optim.lrr, 3 .* Perhaps you meant: --optim.lr FLOAT"),
-        ("optim.learning_rate", "3", "--optim.learning_rate is unknown; optim has kind, lr"),
+        ("optim.learning_rate", "3", "--optim.learning_rate is unknown; here it is --optim.lr"),
         ("training.dropout", "3", "there is no section training; did you mean --model.dropout?"),
         ("trainer.gpus", "3", "there is no section trainer; sections are model, data, batch"),
         ("optim.lr", "fast", "Error parsing --optim.lr: could not convert string to float: 'fast'"),
@@ -120,3 +120,23 @@ def test_help_explains_every_setting(capsys):
 def test_settings_cannot_be_changed_afterwards():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().optim.lr = 1.0
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(o, t) for o, names in OTHER_TRAINERS.items() for t in names])
+def test_a_setting_of_another_trainer_is_answered_with_ours(ours: str, theirs: str) -> None:
+    section, _, key = ours.removeprefix("--").rpartition(".")
+    assert hasattr(getattr(Config(), section) if section else Config(), key)
+    for spelling in (f"--{theirs}", f"--{theirs.replace('_', '-')}"):
+        assert _hint(spelling) == f"{spelling} is unknown; here it is {ours}"
+
+
+def test_a_setting_of_ours_gets_no_hint() -> None:
+    for section in ("model", "data", "batch", "optim", "parallel", "checkpoint", "validation", "monitor", "log"):
+        for key in vars(getattr(Config(), section)):
+            assert _hint(f"--{section}.{key}") == ""
+
+
+def test_the_hint_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        load(["--learning_rate", "3e-4"], RECIPES)
+    assert "--learning_rate is unknown; here it is --optim.lr" in capsys.readouterr().err
