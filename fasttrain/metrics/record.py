@@ -27,10 +27,6 @@ class StepRecord:
     memory: float  # bytes, the peak of this rank
     values: Mapping[str, float]  # all that is logged
 
-    @property
-    def seconds(self) -> float:
-        return sum(self.step_phases.values())
-
 
 class ValidationRecord(NamedTuple):
     """A validation set after a step."""

@@ -90,8 +90,8 @@ class TrainState:
 
     def segment(self) -> DataSegment:
         """What decides about the batches from here on."""
-        settings, came = self.settings, self.resumed_from
-        elsewhere = came is not None and came.parent != self.rundir.checkpoints
+        settings, origin = self.settings, self.resumed_from
+        elsewhere = origin is not None and origin.parent != self.rundir.checkpoints
         return DataSegment(
             step=self.progress.step,
             cursor=self.progress.cursor,
@@ -99,7 +99,7 @@ class TrainState:
             dp_size=self.runtime.dp_size,
             data=with_absolute_paths(settings.data, self.data),
             datasets=self.data.digests,
-            before=str(came) if elsewhere else None,
+            before=str(origin) if elsewhere else None,
         )
 
     def record_segment(self) -> None:
@@ -110,7 +110,7 @@ class TrainState:
         """Take later batches from a step on."""
         cursor = self.progress.cursor
         self.progress = replace(self.progress, cursor=replace(cursor, skips=(*cursor.skips, skip)))
-        self.__post_init__()
+        self.batches = self.segment().batches(self.data, self.runtime.dp_rank, self.runtime.dp_size)
         self.record_segment()
 
     def documents_of(self, steps: range) -> list[str]:
