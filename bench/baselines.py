@@ -28,7 +28,7 @@ from fasttrain_kernels import rotary_table
 
 MODEL, BATCH, SEQUENCE = ModelConfig(), 8, 256
 OPTIM = OptimConfig()
-OPS = ("fasttrain_kernels.rms_norm", "fasttrain_kernels.swiglu", "fasttrain_kernels.qk_norm_rope.op")
+OPS = ("fasttrain_kernels.ops.rms_norm", "fasttrain_kernels.ops.swiglu", "fasttrain_kernels.ops.qk_norm_rope.op")
 
 Step = Callable[[], float]
 

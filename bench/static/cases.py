@@ -20,13 +20,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from bench.static.cache import Tiling
 from bench.static.torch_ops import record_matmul
-from fasttrain_kernels.attention import attention
-from fasttrain_kernels.linear_cross_entropy import chunked, linear_cross_entropy, op
-from fasttrain_kernels.linear_cross_entropy.launch import cross_entropy_triton
-from fasttrain_kernels.linear_cross_entropy.reference import LossOptions
-from fasttrain_kernels.qk_norm_rope import qk_norm_rope
-from fasttrain_kernels.rms_norm import add_rms_norm, rms_norm
-from fasttrain_kernels.swiglu import swiglu
+from fasttrain_kernels import attention, linear_cross_entropy, qk_norm_rope
+from fasttrain_kernels.ops.linear_cross_entropy import chunked, op
+from fasttrain_kernels.ops.linear_cross_entropy.launch import cross_entropy_triton
+from fasttrain_kernels.ops.linear_cross_entropy.reference import LossOptions
+from fasttrain_kernels.ops.rms_norm import add_rms_norm, rms_norm
+from fasttrain_kernels.ops.swiglu import swiglu
 
 BF16 = torch.bfloat16
 Sizes = dict[str, int]

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from fasttrain import config
 from fasttrain.distributed.runtime import Runtime, missing_compiler
 from fasttrain.model import Decoder
-from fasttrain_kernels.linear import matmul
+from fasttrain_kernels.ops.linear import matmul
 
 # FLOPs of a run on CPUs from which compiling, about 20 s, comes back: steps get 7 % faster in the recipe tiny, and more
 # in larger models. 2e13 are about five minutes on two cores.

@@ -54,9 +54,14 @@ def empty_like_contiguous(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of arithmetic, of losses and of row statistics: float32, or float64 where the input is."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def wide(tensor: Tensor) -> Tensor:
-    """Cast to the dtype that references compute in: float32, or float64 where the input is."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
+    """Cast to the dtype that references compute in."""
+    return tensor.to(wide_dtype(tensor.dtype))
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype | None:

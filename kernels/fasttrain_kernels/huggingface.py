@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fasttrain_kernels.attention import attention
-from fasttrain_kernels.linear_cross_entropy import linear_cross_entropy
-from fasttrain_kernels.qk_norm_rope import qk_norm_rope
-from fasttrain_kernels.rms_norm import add_rms_norm, rms_norm
-from fasttrain_kernels.swiglu import swiglu
+from fasttrain_kernels.ops.attention.op import attention
+from fasttrain_kernels.ops.linear_cross_entropy.op import linear_cross_entropy
+from fasttrain_kernels.ops.qk_norm_rope.op import qk_norm_rope
+from fasttrain_kernels.ops.rms_norm import add_rms_norm, rms_norm
+from fasttrain_kernels.ops.swiglu import swiglu
 
 _FAMILIES = ("qwen3", "llama")
 

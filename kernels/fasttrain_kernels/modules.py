@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fasttrain_kernels.linear import linear
-from fasttrain_kernels.linear_cross_entropy import linear_cross_entropy
-from fasttrain_kernels.rms_norm import rms_norm
-from fasttrain_kernels.swiglu import swiglu
+from fasttrain_kernels.ops.linear import linear
+from fasttrain_kernels.ops.linear_cross_entropy.op import linear_cross_entropy
+from fasttrain_kernels.ops.rms_norm import rms_norm
+from fasttrain_kernels.ops.swiglu import swiglu
 
 
 class RMSNorm(nn.RMSNorm):

@@ -22,7 +22,7 @@ from fasttrain.events import Event
 from fasttrain.metrics import logger
 from fasttrain.optim import make_optimizer
 from fasttrain.rundir import RunDir
-from fasttrain_kernels.attention import backends
+from fasttrain_kernels.ops.attention import backends
 from fasttrain_kernels.testing import self_check
 from fasttrain_kernels.testing.compiled.cases import CASES as COMPILED
 from tests.docs import events_page, settings_page
@@ -179,7 +179,7 @@ def test_an_attention_backend_is_a_place_and_its_refusals(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("name", [name for name in OPS if hasattr(ft, name)])
 def test_an_op_is_in_every_table_that_the_page_names(name: str) -> None:
-    package = ROOT / "kernels" / "fasttrain_kernels"
+    package = ROOT / "kernels" / "fasttrain_kernels" / "ops"
     own = (package / name).is_dir() or (package / f"{name}.py").is_file()
     assert own or name == "add_rms_norm"  # in the file of rms_norm
     assert (DOCS / "kernels" / f"{name}.md").exists()

@@ -242,7 +242,7 @@ def test_blocks_compile_to_one_graph_for_all_steps(documents):
 @pytest.mark.parametrize("kernels", [False, True])
 def test_a_compiler_sees_torch_operations_on_cpus_but_for_the_costly_ones_and_our_ops_on_gpus(kernels, monkeypatch):
     monkeypatch.setattr(cpp, "has_faster_matmul", lambda: True)
-    monkeypatch.setattr(sys.modules["fasttrain_kernels.linear"], "_is_ours", lambda *_: True)  # at any size
+    monkeypatch.setattr(sys.modules["fasttrain_kernels.ops.linear"], "_is_ours", lambda *_: True)  # at any size
     ops = set()
 
     class Seen(Exception):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fasttrain_kernels import Linear, cpp, linear, linear_cross_entropy
-from fasttrain_kernels.linear import matmul, matmul_out
+from fasttrain_kernels.ops.linear import matmul, matmul_out
 from fasttrain_kernels.testing import assert_accurate_over_seeds
 
 M, K, N = 300, 500, 230  # large enough for ours, and multiples of nothing

@@ -10,9 +10,9 @@ from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
 from fasttrain_kernels import qk_norm_rope, qk_norm_rope_reference, rotary_table
-from fasttrain_kernels.qk_norm_rope import launch as launch_module
-from fasttrain_kernels.qk_norm_rope.kernels import _qk_norm_rope_bwd_kernel, _qk_norm_rope_fwd_kernel
-from fasttrain_kernels.qk_norm_rope.op import _qk_norm_rope, _qk_norm_rope_backward
+from fasttrain_kernels.ops.qk_norm_rope import launch as launch_module
+from fasttrain_kernels.ops.qk_norm_rope.kernels import _qk_norm_rope_bwd_kernel, _qk_norm_rope_fwd_kernel
+from fasttrain_kernels.ops.qk_norm_rope.op import _qk_norm_rope, _qk_norm_rope_backward
 from fasttrain_kernels.testing import assert_accurate, interpret
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

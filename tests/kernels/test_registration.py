@@ -28,7 +28,7 @@ def test_trap_15_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch
 
 def test_the_name_of_an_op_changes_with_its_source():
     """torch.compile's caches would otherwise run yesterday's gradient after an upgrade."""
-    from fasttrain_kernels.swiglu import _swiglu
+    from fasttrain_kernels.ops.swiglu import _swiglu
 
     assert _swiglu._overloadname == f"v{_registration._VERSION}"
 
@@ -48,9 +48,10 @@ def test_import_has_no_effects():
     script = """
 import sys, torch, warnings
 warnings.simplefilter("error")
-import fasttrain_kernels
+from fasttrain_kernels import *
+from fasttrain_kernels import cpp
 assert not torch.cuda.is_initialized()
-assert not fasttrain_kernels.cpp._library.cache_info().misses
+assert not cpp._library.cache_info().misses
 heavy = {"torch.distributed.tensor", "transformers", "flash_attn", "ml_dtypes", "rich"} & set(sys.modules)
 assert not heavy, heavy
 """

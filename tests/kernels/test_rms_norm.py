@@ -1,4 +1,3 @@
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fasttrain_kernels import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from fasttrain_kernels.ops import rms_norm as module
 from fasttrain_kernels.testing import assert_accurate, assert_accurate_over_seeds, interpret
 
-module = import_module("fasttrain_kernels.rms_norm")  # the package's attribute of that name is the function
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fasttrain_kernels import swiglu, swiglu_reference
-from fasttrain_kernels.swiglu import _swiglu, _swiglu_backward, _swiglu_packed, _swiglu_packed_backward
+from fasttrain_kernels.ops.swiglu import _swiglu, _swiglu_backward, _swiglu_packed, _swiglu_packed_backward
 from fasttrain_kernels.testing import assert_accurate, interpret
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

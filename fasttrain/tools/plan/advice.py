@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fasttrain import config
 from fasttrain.flops import num_parameters
 from fasttrain.tools.plan.estimate import Plan, changed, estimate, precision_of
-from fasttrain.tools.plan.memory import chunk_rows, memory
+from fasttrain.tools.plan.memory import memory, planned_chunk
 from fasttrain.tools.plan.speed import Hardware, collectives, speed, work_of
 from fasttrain.units import count, memory_size
 
@@ -229,10 +229,10 @@ def _about_sharding(plan: Plan) -> list[str]:
 def _about_loss(plan: Plan) -> str:
     settings, a, vocab = plan.settings, 4 if plan.precision == "fp32" else 2, plan.sizes.vocab
     tokens = settings.batch.micro * settings.data.sequence
-    rows = chunk_rows(tokens, settings.model.hidden, vocab, precision=plan.precision, device="cuda")
+    chunk = planned_chunk(tokens, settings.model.hidden, vocab, precision=plan.precision, device="cuda").tokens
     saved = plan.plain_loss.bytes - plan.memory.bytes
     return (
-        f"linear cross-entropy takes {rows:,} of {tokens:,} tokens at a time, {memory_size(rows * vocab * a)} of "
+        f"linear cross-entropy takes {chunk:,} of {tokens:,} tokens at a time, {memory_size(chunk * vocab * a)} of "
         f"logits; plain cross-entropy would raise the peak by {memory_size(max(saved, 0))}"
     )
 

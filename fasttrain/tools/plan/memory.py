@@ -24,6 +24,7 @@ from typing import Literal
 
 from fasttrain import config
 from fasttrain.flops import block_matrices, num_parameters
+from fasttrain_kernels import LossChunk, loss_chunk
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "loss", "fsdp", "runtime")
 Loss = Literal["linear", "plain"]
@@ -39,10 +40,7 @@ FRAGMENTATION = 0.04
 # (bench/test_plan.py measures both)
 CPU_PROCESS = 85 * 2**20
 CPU_HEAP = 0.27
-# Chunks of logits: as fasttrain_kernels.linear_cross_entropy takes them
-_CHUNK = {"cuda": (4096, 5 << 28), "cpu": (384, 80 << 20)}
-_CHUNK_MULTIPLE = 128
-_CHUNK_ELEMENTS = 2**31
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,16 +100,9 @@ def memory(
     )
 
 
-def chunk_rows(tokens: int, hidden: int, vocab: int, *, precision: str, device: str) -> int:
-    """Tokens whose logits exist at a time."""
-    most, budget = _CHUNK[device]
-    itemsize = ITEMSIZE[precision] if device == "cuda" else 4
-    most = max(min(most, budget // (vocab * itemsize)) // _CHUNK_MULTIPLE, 1) * _CHUNK_MULTIPLE
-    if (device, precision) == ("cuda", "bf16") and tokens <= min(most + hidden, _CHUNK_ELEMENTS // (vocab + 16)):
-        return tokens
-    chunks = max(-(-tokens // most), 1)
-    even = -(-tokens // chunks)
-    return min(-(-even // _CHUNK_MULTIPLE) * _CHUNK_MULTIPLE, tokens)
+def planned_chunk(tokens: int, hidden: int, vocab: int, *, precision: str, device: str) -> LossChunk:
+    """The tokens whose logits exist at a time, as the loss will split them."""
+    return loss_chunk(tokens, hidden, vocab, dtype=_DTYPES[precision], use_triton=device == "cuda")
 
 
 class _StepMemory:
@@ -304,7 +295,7 @@ class _StepMemory:
             return M * V * (self.a + 4 + 4) if self.a < 4 else M * V * 8
         itemsize = self.a if self.device == "cuda" else 4
         casts = (M * C + V * C) * 4 if self.device == "cpu" and self.a < 4 else 0
-        logits = self._chunk_rows * (-(-V // 16) * 16) * itemsize
+        logits = self._chunk.tokens * (-(-V // 16) * 16) * itemsize
         dweight = (self.a if self._one_chunk else 4) * V * C
         return 4 * M * C + dweight + logits + casts + 16 * M
 
@@ -317,10 +308,10 @@ class _StepMemory:
         return (4 + self.a) * M * C + (self.a if self._one_chunk else 4 + self.a) * V * C
 
     @property
-    def _chunk_rows(self) -> int:
-        return chunk_rows(self.M, self.model.hidden, self.vocab, precision=self.precision, device=self.device)
+    def _chunk(self) -> LossChunk:
+        return planned_chunk(self.M, self.model.hidden, self.vocab, precision=self.precision, device=self.device)
 
     @property
     def _one_chunk(self) -> bool:
         """Whether the head's gradient is no fp32 sum of chunks: it is in bf16 at once, and multiplied in hardware."""
-        return self.device == "cuda" and self.precision == "bf16" and self._chunk_rows == self.M
+        return self._chunk.dweight_dtype == "bfloat16"

@@ -26,7 +26,7 @@ from typing import Any
 from fasttrain import config
 from fasttrain.flops import HOST_SECONDS, block_matrices, block_shapes, flops_per_token, num_parameters
 from fasttrain.gpus import Gpu
-from fasttrain.tools.plan.memory import ITEMSIZE, chunk_rows
+from fasttrain.tools.plan.memory import ITEMSIZE, planned_chunk
 
 TABLE = Path(__file__).with_name("calibration.toml")
 # Collectives reach this share of what links and adapters are sold as
@@ -245,9 +245,9 @@ def _loss_bytes(work: Work) -> float:
     M, C, V, a = work.micro * work.sequence, work.model.hidden, work.vocab, ITEMSIZE[work.precision]
     if not work.linear_loss:
         return M * V * (a + 4 + 4 + 4 + 4 + a) * (0.6 if work.fused else 1)
-    chunks = -(-M // chunk_rows(M, C, V, precision=work.precision, device="cuda"))
+    chunk = planned_chunk(M, C, V, precision=work.precision, device="cuda")
     # dweight: summed in fp32 chunk by chunk; one chunk in bf16 writes it, and its factor reads and writes it
-    dweight = 6 if chunks == 1 and work.precision == "bf16" else 8 * chunks
+    dweight = 6 if chunk.dweight_dtype == "bfloat16" else 8 * -(-M // chunk.tokens)
     return 4 * M * V * a + dweight * V * C + 8 * M * C
 
 

@@ -24,7 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 import fasttrain_kernels as ft
-from fasttrain_kernels.attention.reference import visible_keys
+from fasttrain_kernels.ops.attention.reference import visible_keys
 from fasttrain_kernels.testing.accuracy import Comparison, compare
 
 

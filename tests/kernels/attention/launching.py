@@ -2,7 +2,7 @@
 
 import torch
 
-from fasttrain_kernels.attention import attention
+from fasttrain_kernels import attention
 from fasttrain_kernels.testing import interpret
 
 D = 16  # head dimension

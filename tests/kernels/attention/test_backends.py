@@ -7,15 +7,9 @@ import types
 import pytest
 import torch
 
-from fasttrain_kernels import cpp
-from fasttrain_kernels.attention import (
-    attention,
-    attention_backend,
-    attention_reference,
-    backends,
-    explain_attention_backend,
-)
-from fasttrain_kernels.attention.backends import Request, choose, explain
+from fasttrain_kernels import attention, attention_backend, attention_reference, cpp, explain_attention_backend
+from fasttrain_kernels.ops.attention import backends
+from fasttrain_kernels.ops.attention.backends import Request, choose, explain
 from fasttrain_kernels.testing import assert_accurate, interpret
 
 PLAIN = Request(

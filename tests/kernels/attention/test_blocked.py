@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fasttrain_kernels.attention import attention, attention_reference, blocked
+from fasttrain_kernels import attention, attention_reference
+from fasttrain_kernels.ops.attention import blocked
 from fasttrain_kernels.testing import assert_accurate, interpret
 
 

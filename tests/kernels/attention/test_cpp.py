@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain_kernels import cpp
-from fasttrain_kernels.attention import attention, attention_reference
-from fasttrain_kernels.attention.reference import visible_keys
+from fasttrain_kernels import attention, attention_reference, cpp
+from fasttrain_kernels.ops.attention.reference import visible_keys
 from fasttrain_kernels.testing import assert_accurate, assert_accurate_over_seeds
 from tests.kernels.numbers import cases
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fasttrain_kernels.attention import attention, attention_reference
+from fasttrain_kernels import attention, attention_reference
 from fasttrain_kernels.testing import assert_accurate
 
 pytestmark = [

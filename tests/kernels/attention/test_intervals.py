@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain_kernels.attention.intervals import check_documents, document_bounds, key_intervals, reach
-from fasttrain_kernels.attention.reference import visible_keys
+from fasttrain_kernels.ops.attention.intervals import check_documents, document_bounds, key_intervals, reach
+from fasttrain_kernels.ops.attention.reference import visible_keys
 from fasttrain_kernels.testing import interpret
 
 

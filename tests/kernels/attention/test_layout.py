@@ -2,8 +2,8 @@
 
 import torch
 
-from fasttrain_kernels.attention import attention, attention_reference
-from fasttrain_kernels.attention.layout import addressable
+from fasttrain_kernels import attention, attention_reference
+from fasttrain_kernels.ops.attention.layout import addressable
 from fasttrain_kernels.testing import assert_accurate, interpret
 
 

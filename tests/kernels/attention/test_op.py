@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from fasttrain_kernels import _registration
-from fasttrain_kernels.attention import attention, attention_reference
+from fasttrain_kernels import _registration, attention, attention_reference
 
 DOCUMENTS = torch.tensor([0, 4, 4, 14], dtype=torch.int32)
 OPTIONS = {

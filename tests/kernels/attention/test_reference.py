@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fasttrain_kernels.attention import attention, attention_reference
-from fasttrain_kernels.attention.tiles import key_gradient_tile, query_gradient_tile
+from fasttrain_kernels import attention, attention_reference
+from fasttrain_kernels.ops.attention.tiles import key_gradient_tile, query_gradient_tile
 from fasttrain_kernels.testing import assert_accurate, interpret
 
 CASES = {

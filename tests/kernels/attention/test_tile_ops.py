@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fasttrain_kernels.attention.tile_ops import load_rows, matmul_add, matmul_transposed, store_rows
+from fasttrain_kernels.ops.attention.tile_ops import load_rows, matmul_add, matmul_transposed, store_rows
 from fasttrain_kernels.testing import interpret
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fasttrain_kernels._registration import kernels_on_cpu
-from fasttrain_kernels.attention.tiles import forward_tile, key_gradient_tile, query_gradient_tile
+from fasttrain_kernels.ops.attention.tiles import forward_tile, key_gradient_tile, query_gradient_tile
 
 
 @pytest.mark.parametrize("memory", [101_376, 166_912, 232_448])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fasttrain_kernels.attention.tiles import forward_tile
+from fasttrain_kernels.ops.attention.tiles import forward_tile
 from tests.kernels.attention.launching import D, run
 
 

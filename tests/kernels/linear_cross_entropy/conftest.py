@@ -1,6 +1,6 @@
 import pytest
 
-from fasttrain_kernels.linear_cross_entropy import chunks, launch
+from fasttrain_kernels.ops.linear_cross_entropy import chunks, launch
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain_kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
+from fasttrain_kernels import linear_cross_entropy, linear_cross_entropy_reference
 from fasttrain_kernels.testing import assert_accurate, assert_accurate_over_seeds, interpret
 from tests.kernels.numbers import eager
 from tests.kernels.numbers.cases import in_four_orders

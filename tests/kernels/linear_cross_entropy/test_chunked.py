@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from fasttrain_kernels.linear_cross_entropy import linear_cross_entropy, op
-from fasttrain_kernels.linear_cross_entropy.chunked import chunked_forward
-from fasttrain_kernels.linear_cross_entropy.reference import LossOptions
+from fasttrain_kernels import linear_cross_entropy
+from fasttrain_kernels.ops.linear_cross_entropy import op
+from fasttrain_kernels.ops.linear_cross_entropy.chunked import chunked_forward
+from fasttrain_kernels.ops.linear_cross_entropy.reference import LossOptions
 from fasttrain_kernels.testing import interpret
 from tests.kernels.linear_cross_entropy.problems import both_implementations, check_over_seeds, gradients, problem
 

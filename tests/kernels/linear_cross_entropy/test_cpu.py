@@ -2,7 +2,7 @@
 
 import torch
 
-from fasttrain_kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
+from fasttrain_kernels import linear_cross_entropy, linear_cross_entropy_reference
 from tests.kernels.linear_cross_entropy.problems import (
     gradients,
     problem,

@@ -4,11 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fasttrain_kernels.linear_cross_entropy import (
-    linear_cross_entropy,
-    linear_cross_entropy_stats,
-    linear_cross_entropy_stats_reference,
-)
+from fasttrain_kernels import linear_cross_entropy, linear_cross_entropy_stats, linear_cross_entropy_stats_reference
 from fasttrain_kernels.testing import interpret
 from tests.kernels.linear_cross_entropy.problems import both_implementations, check, gradients, problem
 

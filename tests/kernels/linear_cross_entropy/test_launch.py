@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fasttrain_kernels.linear_cross_entropy import linear_cross_entropy
+from fasttrain_kernels import linear_cross_entropy
 from fasttrain_kernels.testing import interpret
 from tests.kernels.linear_cross_entropy.problems import (
     problem,

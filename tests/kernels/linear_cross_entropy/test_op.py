@@ -9,8 +9,9 @@ import torch._dynamo.testing
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fasttrain_kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference, op
-from fasttrain_kernels.linear_cross_entropy.chunked import chunked_forward
+from fasttrain_kernels import linear_cross_entropy, linear_cross_entropy_reference
+from fasttrain_kernels.ops.linear_cross_entropy import op
+from fasttrain_kernels.ops.linear_cross_entropy.chunked import chunked_forward
 from fasttrain_kernels.testing import interpret
 from tests.kernels.linear_cross_entropy.problems import IMPLEMENTATIONS, both_implementations, gradients, problem
 

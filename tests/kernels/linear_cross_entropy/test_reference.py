@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain_kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
+from fasttrain_kernels import linear_cross_entropy, linear_cross_entropy_reference
 from fasttrain_kernels.testing import interpret
 from tests.kernels.linear_cross_entropy.problems import (
     DTYPES,

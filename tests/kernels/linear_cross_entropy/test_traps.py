@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fasttrain_kernels.linear_cross_entropy import chunked, linear_cross_entropy, linear_cross_entropy_stats, op
+from fasttrain_kernels import linear_cross_entropy, linear_cross_entropy_stats
+from fasttrain_kernels.ops.linear_cross_entropy import chunked, op
 from fasttrain_kernels.testing import interpret
 from tests.kernels.linear_cross_entropy.problems import both_implementations, gradients, problem
 

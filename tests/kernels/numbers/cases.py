@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import fasttrain_kernels as ft
-from fasttrain_kernels.linear_cross_entropy import linear_cross_entropy_stats, linear_cross_entropy_stats_reference
+from fasttrain_kernels import linear_cross_entropy_stats, linear_cross_entropy_stats_reference
 from tests.kernels.numbers import eager
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -7,11 +7,10 @@ leaves them as they are.
 import torch
 import torch.nn.functional as F
 
-from fasttrain_kernels import rms_norm_reference
+from fasttrain_kernels import linear_cross_entropy_stats_reference, rms_norm_reference
 from fasttrain_kernels._checks import wide
-from fasttrain_kernels.attention.reference import visible_keys
-from fasttrain_kernels.linear_cross_entropy import linear_cross_entropy_stats_reference
-from fasttrain_kernels.linear_cross_entropy.reference import loss_of_logits
+from fasttrain_kernels.ops.attention.reference import visible_keys
+from fasttrain_kernels.ops.linear_cross_entropy.reference import loss_of_logits
 
 
 def attention(q, k, v, causal=True, window=None, cu_seqlens=None, softcap=None, scale=None, *, order=None):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fasttrain_kernels import attention
-from fasttrain_kernels.attention import layout
+from fasttrain_kernels.ops.attention import layout
 from fasttrain_kernels.testing import assert_accurate_over_seeds, compare_over_seeds, interpret
 from tests.kernels.numbers.cases import ATTENTION, CASES, DTYPES, Case
 

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttrain_kernels.attention import attention
-from fasttrain_kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_stats
-from fasttrain_kernels.qk_norm_rope import qk_norm_rope
-from fasttrain_kernels.rms_norm import add_rms_norm, rms_norm
-from fasttrain_kernels.swiglu import swiglu
+from fasttrain_kernels.ops.attention.op import attention
+from fasttrain_kernels.ops.linear_cross_entropy.op import linear_cross_entropy, linear_cross_entropy_stats
+from fasttrain_kernels.ops.qk_norm_rope.op import qk_norm_rope
+from fasttrain_kernels.ops.rms_norm import add_rms_norm, rms_norm
+from fasttrain_kernels.ops.swiglu import swiglu
 
 _BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
 _TOKENS = 8192

@@ -26,7 +26,7 @@ from fasttrain.distributed.runtime import DTYPES
 from fasttrain.model import Decoder
 from fasttrain.optim import clip, make_optimizer
 from fasttrain_kernels._registration import kernels_on_cpu
-from fasttrain_kernels.linear_cross_entropy import op as linear_cross_entropy
+from fasttrain_kernels.ops.linear_cross_entropy import op as linear_cross_entropy
 
 
 def tracked_peak(settings: config.Config, *, vocab: int, world: int, precision: str = "bf16") -> dict[str, int]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import triton
 
-from fasttrain_kernels.swiglu import swiglu
+from fasttrain_kernels.ops.swiglu import swiglu
 from fasttrain_kernels.testing.compiled import record, rules
 from fasttrain_kernels.testing.compiled.survey import Row
 

@@ -25,8 +25,3 @@ B batch, T tokens, H heads (Hq, Hk), D dimensions of a head, R rotary dimensions
     launch.py     tiles, grids and launches
     op.py         the CPU implementation, the torch ops and the public function
 """
-
-from fasttrain_kernels.qk_norm_rope.op import qk_norm_rope
-from fasttrain_kernels.qk_norm_rope.reference import qk_norm_rope_reference, rotary_table
-
-__all__ = ["qk_norm_rope", "qk_norm_rope_reference", "rotary_table"]

@@ -21,21 +21,3 @@ M tokens, H hidden size, V vocabulary.
     chunked.py    the chunked forward, with its matmuls
     op.py         torch ops, gradients, and the public functions
 """
-
-from fasttrain_kernels.linear_cross_entropy.chunks import LossChunk, loss_chunk
-from fasttrain_kernels.linear_cross_entropy.op import linear_cross_entropy, linear_cross_entropy_stats
-from fasttrain_kernels.linear_cross_entropy.reference import (
-    TokenStats,
-    linear_cross_entropy_reference,
-    linear_cross_entropy_stats_reference,
-)
-
-__all__ = [
-    "LossChunk",
-    "TokenStats",
-    "linear_cross_entropy",
-    "linear_cross_entropy_reference",
-    "linear_cross_entropy_stats",
-    "linear_cross_entropy_stats_reference",
-    "loss_chunk",
-]

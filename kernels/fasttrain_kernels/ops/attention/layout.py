@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from fasttrain_kernels.attention.intervals import check_documents, document_bounds, reach
+from fasttrain_kernels.ops.attention.intervals import check_documents, document_bounds, reach
 
 _MAX_STRIDE = 2**23  # a tile of at most 256 rows then spans less than 2^31 elements
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttrain_kernels._checks import autocast_dtype, check_tensors, shape
+from fasttrain_kernels._checks import autocast_dtype, check_tensors, shape, wide_dtype
 from fasttrain_kernels._registration import register, runs_triton
-from fasttrain_kernels.linear_cross_entropy.chunked import chunked_forward
-from fasttrain_kernels.linear_cross_entropy.chunks import dweight_dtype, wide_dtype
-from fasttrain_kernels.linear_cross_entropy.reference import LossOptions, TokenStats
+from fasttrain_kernels.ops.linear_cross_entropy.chunked import chunked_forward
+from fasttrain_kernels.ops.linear_cross_entropy.chunks import dweight_dtype
+from fasttrain_kernels.ops.linear_cross_entropy.reference import LossOptions, TokenStats
 
 _OP = "linear_cross_entropy"
 _OPTIONS = "int ignore_index, float z_loss, float label_smoothing, float? softcap"
@@ -75,7 +75,7 @@ def _fake(hidden: Tensor, weight: Tensor, target: Tensor, *options: Any) -> tupl
     empty = partial(torch.empty, device=hidden.device)
     (M, H), V = hidden.shape, weight.shape[0]
     wide = wide_dtype(hidden.dtype)
-    summed = dweight_dtype(M, H, V, hidden.dtype, weight.dtype, runs_triton(hidden))
+    summed = getattr(torch, dweight_dtype(M, H, V, hidden.dtype, weight.dtype, runs_triton(hidden)))
     return (
         empty((), dtype=wide),
         empty((M if need_dhidden else 0, H), dtype=wide),

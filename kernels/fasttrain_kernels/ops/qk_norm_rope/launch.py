@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fasttrain_kernels._checks import empty_like_contiguous
 from fasttrain_kernels._registration import multiprocessor_count, warps
-from fasttrain_kernels.qk_norm_rope.kernels import (
+from fasttrain_kernels.ops.qk_norm_rope.kernels import (
     _qk_norm_rope_bwd_kernel,
     _qk_norm_rope_fwd_kernel,
     _sum_partials_kernel,

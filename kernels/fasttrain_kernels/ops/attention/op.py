@@ -11,8 +11,8 @@ from torch._ops import OpOverload
 
 from fasttrain_kernels._checks import autocast_dtype, check_tensors, shape
 from fasttrain_kernels._registration import register
-from fasttrain_kernels.attention import backends, blocked, cpp, triton_backward, triton_forward
-from fasttrain_kernels.attention.layout import empty_lse
+from fasttrain_kernels.ops.attention import backends, blocked, cpp, triton_backward, triton_forward
+from fasttrain_kernels.ops.attention.layout import empty_lse
 
 
 def _fake_forward(

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fasttrain_kernels._checks import wide
-from fasttrain_kernels.attention.intervals import key_intervals
-from fasttrain_kernels.attention.layout import AttentionProblem, empty_lse
+from fasttrain_kernels.ops.attention.intervals import key_intervals
+from fasttrain_kernels.ops.attention.layout import AttentionProblem, empty_lse
 
 _LOG2E = math.log2(math.e)
 _BLOCK = 128  # rows of queries: large enough for a matmul to run at full speed

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fasttrain_kernels import cpp
 from fasttrain_kernels._registration import runs_triton
-from fasttrain_kernels.attention.intervals import reach
+from fasttrain_kernels.ops.attention.intervals import reach
 
 PREFERENCE = ("flash", "cpp", "sdpa", "triton", "blocked")
 MAX_HEAD_DIM = 256  # of flash-attn, and of the tiles that our kernels keep in registers

@@ -7,8 +7,8 @@ import triton
 from torch import Tensor
 
 from fasttrain_kernels._registration import warps
-from fasttrain_kernels.linear_cross_entropy.kernels import _cross_entropy_kernel
-from fasttrain_kernels.linear_cross_entropy.reference import LossOptions
+from fasttrain_kernels.ops.linear_cross_entropy.kernels import _cross_entropy_kernel
+from fasttrain_kernels.ops.linear_cross_entropy.reference import LossOptions
 
 # Two passes want few wide programs per multiprocessor, so that the second one finds its rows in L2: one program of 32
 # warps holds 13 MB of an H100's 50 MB at V = 50,304 and 40 MB at 151,936, two of 16 would hold twice as much. One pass

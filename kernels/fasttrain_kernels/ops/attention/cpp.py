@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from fasttrain_kernels import cpp
-from fasttrain_kernels.attention.intervals import key_intervals
-from fasttrain_kernels.attention.layout import AttentionProblem, addressable, empty_lse
+from fasttrain_kernels.ops.attention.intervals import key_intervals
+from fasttrain_kernels.ops.attention.layout import AttentionProblem, addressable, empty_lse
 
 
 def forward(

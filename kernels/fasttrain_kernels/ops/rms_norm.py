@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fasttrain_kernels._checks import check_tensors, rows, shape, wide
+from fasttrain_kernels._checks import check_tensors, rows, shape, wide, wide_dtype
 from fasttrain_kernels._registration import fused_by_compiler, multiprocessor_count, register, warps
 
 _WIDEST = 16384  # features of a row that the registers of one program hold; wider rows take torch ops
@@ -303,10 +303,9 @@ def _backward_torch(
 
 
 def _empty_outputs(x: Tensor) -> tuple[Tensor, Tensor]:  # out, rstd
-    wide_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     return (
         torch.empty(x.shape, dtype=x.dtype, device=x.device),
-        torch.empty(x.shape[:-1], dtype=wide_dtype, device=x.device),
+        torch.empty(x.shape[:-1], dtype=wide_dtype(x.dtype), device=x.device),
     )
 
 

@@ -17,17 +17,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fasttrain_kernels.attention.exponentials import exponent_factor, score_factor, scores
-from fasttrain_kernels.attention.intervals import block_ranges, edge_block, interval
-from fasttrain_kernels.attention.layout import AttentionProblem, addressable, empty_lse
-from fasttrain_kernels.attention.tile_ops import (
+from fasttrain_kernels.ops.attention.exponentials import exponent_factor, score_factor, scores
+from fasttrain_kernels.ops.attention.intervals import block_ranges, edge_block, interval
+from fasttrain_kernels.ops.attention.layout import AttentionProblem, addressable, empty_lse
+from fasttrain_kernels.ops.attention.tile_ops import (
     inverse_sum_offset,
     load_rows,
     matmul_add,
     matmul_transposed,
     store_rows,
 )
-from fasttrain_kernels.attention.tiles import forward_tile, one_query_tile
+from fasttrain_kernels.ops.attention.tiles import forward_tile, one_query_tile
 
 LOWEST = tl.constexpr(-3.0e38)  # finite: exp2(-inf - LOWEST) is 0, where exp2(-inf - -inf) would be NaN
 

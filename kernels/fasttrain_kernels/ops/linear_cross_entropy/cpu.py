@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fasttrain_kernels import cpp
-from fasttrain_kernels.linear_cross_entropy.reference import LossOptions
+from fasttrain_kernels.ops.linear_cross_entropy.reference import LossOptions
 
 
 def _softmax_(y: Tensor) -> tuple[Tensor, Tensor]:  # (rows, V) -> (rows,), (rows,)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fasttrain_kernels._checks import check_tensors, empty_like_contiguous, shape, wide
 from fasttrain_kernels._registration import fused_by_compiler, register
-from fasttrain_kernels.qk_norm_rope.launch import backward, empty_grads, forward
-from fasttrain_kernels.qk_norm_rope.reference import qk_norm_rope_reference, rotate, table_rows
+from fasttrain_kernels.ops.qk_norm_rope.launch import backward, empty_grads, forward
+from fasttrain_kernels.ops.qk_norm_rope.reference import qk_norm_rope_reference, rotate, table_rows
 
 _OP = "qk_norm_rope"
 _MAX_HEAD_DIM = 512  # one head has to fit a tile

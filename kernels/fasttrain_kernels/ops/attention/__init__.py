@@ -3,8 +3,3 @@
 Read in this order: reference (the specification), intervals (the idea), triton_forward and triton_backward, blocked
 (the CPU implementation in torch), cpp (the one in C++), backends (which of them runs), op (the public functions).
 """
-
-from fasttrain_kernels.attention.op import attention, attention_backend, explain_attention_backend
-from fasttrain_kernels.attention.reference import attention_reference
-
-__all__ = ["attention", "attention_backend", "attention_reference", "explain_attention_backend"]

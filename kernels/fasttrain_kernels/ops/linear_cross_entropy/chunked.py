@@ -9,11 +9,12 @@ import torch
 import triton
 from torch import Tensor
 
-from fasttrain_kernels.linear import matmul_out
-from fasttrain_kernels.linear_cross_entropy.chunks import loss_chunk, wide_dtype
-from fasttrain_kernels.linear_cross_entropy.cpu import cross_entropy_cpu
-from fasttrain_kernels.linear_cross_entropy.launch import cross_entropy_triton
-from fasttrain_kernels.linear_cross_entropy.reference import LossOptions
+from fasttrain_kernels._checks import wide_dtype
+from fasttrain_kernels.ops.linear import matmul_out
+from fasttrain_kernels.ops.linear_cross_entropy.chunks import loss_chunk
+from fasttrain_kernels.ops.linear_cross_entropy.cpu import cross_entropy_cpu
+from fasttrain_kernels.ops.linear_cross_entropy.launch import cross_entropy_triton
+from fasttrain_kernels.ops.linear_cross_entropy.reference import LossOptions
 
 # float16 holds nothing below 6e-8, and most gradients of logits are smaller than 1 / V. So they are divided by the
 # batch's largest coefficient and multiplied by this; the rest up to the largest float16, a factor of 64, is for z-loss.
@@ -25,7 +26,7 @@ class ChunkedForward(NamedTuple):
 
     tokens: tuple[Tensor, ...]  # (M,) each: loss, and with stats lse, entropy, correct
     dhidden: Tensor  # (M, H) float32
-    dweight: Tensor  # (V, H) of dweight_dtype()
+    dweight: Tensor  # (V, H) of loss_chunk's dweight_dtype
     grad_scale: Tensor  # () float32
 
 
@@ -62,10 +63,12 @@ def chunked_forward(
         coef, grad_scale = _scaled_for_float16(coef)
 
     dhidden = torch.empty(M if need_dhidden else 0, H, dtype=wide, device=hidden.device)
-    dweight = torch.empty(V if need_dweight else 0, H, dtype=split.dweight_dtype, device=hidden.device)
+    dweight = torch.empty(V if need_dweight else 0, H, dtype=getattr(torch, split.dweight_dtype), device=hidden.device)
     if M == 0:
         dweight.zero_()  # otherwise the first chunk writes it
-    buffer = torch.empty(split.tokens, triton.cdiv(V, 16) * 16, dtype=split.logits_dtype, device=hidden.device)
+    buffer = torch.empty(
+        split.tokens, triton.cdiv(V, 16) * 16, dtype=getattr(torch, split.logits_dtype), device=hidden.device
+    )
     results = []
     for chunk in _chunks(M, split.tokens):
         h = hidden[chunk]

@@ -19,17 +19,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fasttrain_kernels.attention.exponentials import exponent_factor, score_factor, scores
-from fasttrain_kernels.attention.intervals import block_ranges, edge_block, interval
-from fasttrain_kernels.attention.layout import AttentionProblem, addressable
-from fasttrain_kernels.attention.tile_ops import (
+from fasttrain_kernels.ops.attention.exponentials import exponent_factor, score_factor, scores
+from fasttrain_kernels.ops.attention.intervals import block_ranges, edge_block, interval
+from fasttrain_kernels.ops.attention.layout import AttentionProblem, addressable
+from fasttrain_kernels.ops.attention.tile_ops import (
     inverse_sum_offset,
     load_rows,
     matmul_add,
     matmul_transposed,
     store_rows,
 )
-from fasttrain_kernels.attention.tiles import delta_tile, key_gradient_tile, one_query_tile, query_gradient_tile
+from fasttrain_kernels.ops.attention.tiles import delta_tile, key_gradient_tile, one_query_tile, query_gradient_tile
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_tiles", "delta_head"])

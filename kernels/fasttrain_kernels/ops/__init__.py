@@ -1,0 +1,1 @@
+"""The ops, one file or folder each; fasttrain_kernels has their public functions."""
