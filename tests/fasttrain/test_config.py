@@ -119,7 +119,7 @@ def test_help_explains_every_setting(capsys):
 
 def test_settings_cannot_be_changed_afterwards():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Config().optim.lr = 1.0
+        Config().optim.lr = 1.0  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(o, t) for o, names in OTHER_TRAINERS.items() for t in names])

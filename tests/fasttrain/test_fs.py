@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import fasttrain.fs
 from fasttrain.fs import (
     FileChecksum,
     HashedFile,
@@ -265,7 +264,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def fail(*_: object) -> None:
         raise OSError("no locks")
 
-    monkeypatch.setattr(fasttrain.fs.fcntl, "flock", fail)
+    monkeypatch.setattr("fcntl.flock", fail)
     with exclusive_lock(tmp_path / "lock", "it is taken") as locked:
         assert not locked
         assert not is_locked(tmp_path / "lock")

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -137,7 +138,7 @@ def test_closed_forms_count_what_is_there(name, monkeypatch):
 
 def test_rows_of_packed_matrices_are_known_to_muon():
     for block in decoder().blocks:
-        for name, rows in block.muon_splits.items():
+        for name, rows in block.muon_splits.items():  # type: ignore[operator, union-attr]
             assert sum(rows) == block.get_parameter(name).shape[0]
 
 
@@ -213,7 +214,7 @@ def fsdp_rank() -> None:
         dist.all_reduce(total)
         torch.testing.assert_close(total, loss.detach())
         for whole, part in zip(alone.parameters(), sharded.parameters(), strict=True):
-            torch.testing.assert_close(part.grad.full_tensor(), whole.grad, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(part.grad.full_tensor(), whole.grad, rtol=1e-4, atol=1e-5)  # type: ignore[attr-defined]
         with torch.no_grad():
             torch.testing.assert_close(sharded.logits(tokens), alone.logits(tokens))
     dist.destroy_process_group()
@@ -243,7 +244,7 @@ def test_blocks_compile_to_one_graph_for_all_steps(documents):
 def test_a_compiler_sees_torch_operations_on_cpus_but_for_the_costly_ones_and_our_ops_on_gpus(kernels, monkeypatch):
     monkeypatch.setattr(cpp, "has_faster_matmul", lambda: True)
     monkeypatch.setattr(sys.modules["fasttrain_kernels.ops.linear"], "_is_ours", lambda *_: True)  # at any size
-    ops = set()
+    ops: set[str] = set()
 
     class Seen(Exception):
         pass
@@ -264,7 +265,8 @@ def test_a_compiler_sees_torch_operations_on_cpus_but_for_the_costly_ones_and_ou
 
 @pytest.mark.parametrize("option", ["dropout", "attention_dropout"])
 def test_dropout_acts_in_training_only(option):
-    plain, model = decoder(), decoder(replace(TINY, **{option: 0.5}))
+    changed: dict[str, Any] = {option: 0.5}
+    plain, model = decoder(), decoder(replace(TINY, **changed))
     model.load_state_dict(plain.state_dict())
     tokens, targets = batch()
     loss = model(tokens, targets).loss_sum

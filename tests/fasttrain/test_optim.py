@@ -49,7 +49,7 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.muon_splits = {"qkv.weight": (20, 9, 9)}
+        self.muon_splits: dict[str, tuple[int, ...]] = {"qkv.weight": (20, 9, 9)}
         self.norm = nn.LayerNorm(20)
         self.qkv = nn.Linear(20, 38, bias=False)
         self.mix = nn.Linear(38, 3)
@@ -216,7 +216,7 @@ def test_settings_of_a_step_come_from_the_configuration_and_not_from_a_checkpoin
 @pytest.mark.parametrize("kind", KINDS)
 def test_matrices_decay_tied_ones_are_updated_once_and_frozen_ones_never(kind: str) -> None:
     model = Net()
-    model.blocks[0].qkv.weight.requires_grad_(False)
+    model.blocks[0].qkv.weight.requires_grad_(False)  # type: ignore[union-attr]
     optimizer = make_optimizer(model, optim(kind=kind, weight_decay=0.3), CPU)
     names = {p: name for name, p in model.named_parameters()}
     groups = {group["name"]: {names[p] for p in group["params"]} for group in optimizer.param_groups}
@@ -271,7 +271,7 @@ def test_names_do_not_depend_on_wrappers() -> None:
     model = Net()
     plain = make_optimizer(model, optim(kind="muon"), CPU)
     for i, block in enumerate(model.blocks):
-        model.blocks[i] = torch.compile(checkpoint_wrapper(block))  # type: ignore[call-overload]
+        model.blocks[i] = torch.compile(checkpoint_wrapper(block))  # type: ignore[assignment]
     wrapped = make_optimizer(model, optim(kind="muon"), CPU)
     assert isinstance(plain, Muon)
     assert isinstance(wrapped, Muon)
@@ -280,10 +280,10 @@ def test_names_do_not_depend_on_wrappers() -> None:
 
 def test_a_model_that_muon_cannot_train_is_an_error() -> None:
     model = Net()
-    model.muon_splits = {"blocks.1.typo": (3,)}
+    model.muon_splits = {"blocks.1.typo": (3,)}  # type: ignore[assignment]
     with pytest.raises(ValueError, match="muon_splits: blocks.1.typo is not the name of a 2-D parameter of a block"):
         make_optimizer(model, optim(kind="muon"), CPU)
-    model.muon_splits = {"blocks.0.mix.weight": (2, 2)}
+    model.muon_splits = {"blocks.0.mix.weight": (2, 2)}  # type: ignore[assignment]
     with pytest.raises(ValueError, match=r"muon_splits: blocks.0.mix.weight \(2, 2\) must add up to its 3 rows"):
         make_optimizer(model, optim(kind="muon"), CPU)
     with pytest.raises(ValueError, match='no 2-D parameter in an nn.ModuleList to train; use optim.kind "adamw"'):
@@ -356,7 +356,7 @@ def test_packed_matrices_are_updated_as_if_they_were_separate(adjust: muon.Adjus
             p.grad = gradient.clone()
         one.step()
         other.step()
-    torch.testing.assert_close(packed, torch.cat(parts), rtol=0, atol=1e-6)
+    torch.testing.assert_close(packed, torch.cat(parts), rtol=0, atol=1e-6)  # type: ignore[arg-type]
 
 
 def test_without_a_gradient_weights_stay_and_with_a_zero_gradient_they_only_decay() -> None:
@@ -417,7 +417,7 @@ def test_a_gpu_updates_as_a_cpu_does(kind: str) -> None:
 def test_clip_returns_the_norm_and_scales_what_is_too_long(max_norm: float) -> None:
     model = Net()
     give_gradients(model, 0)
-    model.blocks[0].mix.weight.grad = None
+    model.blocks[0].mix.weight.grad = None  # type: ignore[union-attr]
     before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     truth = math.sqrt(sum(g.double().square().sum().item() for g in before))
     norm = clip(model.parameters(), max_norm)
@@ -478,7 +478,7 @@ def sharded(shape: tuple[int, ...]) -> Net:
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    return fully_shard(model, mesh=mesh)  # type: ignore[return-value]
 
 
 def check_equality(directory: Path, shape: tuple[int, ...], kind: str) -> None:
@@ -553,7 +553,7 @@ def check_restoring(
                 torch.testing.assert_close(full(fresh.state[q][key]), full(value), rtol=0, atol=0)
         with torch.no_grad():
             for p, q in zip(model.parameters(), restored.parameters(), strict=True):
-                q.copy_(distribute_tensor(full(p), q.device_mesh, q.placements))
+                q.copy_(distribute_tensor(full(p), q.device_mesh, q.placements))  # type: ignore[attr-defined, attr-defined]
         train(restored, fresh, range(1))
     expected = {name: full(p).detach().clone() for name, p in restored.named_parameters()}
     torch.testing.assert_close(train(model, optimizer, range(1)), expected, rtol=0, atol=1e-6)
@@ -568,14 +568,14 @@ def check_leaving_out(model: nn.Module, optimizer: torch.optim.Optimizer, last_s
     for broken in (True, False):
         give_gradients(model, 6)
         if broken and last_shard:
-            gradient = model.blocks[0].qkv.weight.grad
+            gradient = model.blocks[0].qkv.weight.grad  # type: ignore[index, union-attr]
             (gradient.to_local() if isinstance(gradient, DTensor) else gradient)[0, 0] = math.nan
         skip_unless_finite(optimizer, clip(model.parameters(), 1.0))
         optimizer.step()
         after = [full(x) for x in state_tensors(model, optimizer)]
         same = [x.equal(y) for x, y in zip(before, after, strict=True)]
         assert all(same) if broken else not any(same)
-    del optimizer.found_inf
+    del optimizer.found_inf  # type: ignore[attr-defined]
 
 
 def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -597,7 +597,7 @@ def check_skipping(model: nn.Module, optimizer: torch.optim.Optimizer, last_shar
     for broken in (True, False):
         give_gradients(model, 7)
         if broken and last_shard:
-            model.blocks[0].qkv.weight.grad.to_local()[0, 0] = math.inf
+            model.blocks[0].qkv.weight.grad.to_local()[0, 0] = math.inf  # type: ignore[index, union-attr]
         scaled_step(scaler, optimizer, model)
         for name, p in model.named_parameters():
             assert full(p).equal(before[name]) == broken, name

@@ -163,8 +163,8 @@ class _Spies(ExitStack):
         self.facts: dict[str, Any] = {"read": set(), "norms": 0, "compiled": 0}
 
     def __enter__(self) -> _Spies:
-        read, norm, first_step = TrainState.micro_batches, fasttrain.model.add_rms_norm, fasttrain.train.loop.train_step
-        write, shard = fasttrain.checkpoint.saver.write, fasttrain.distributed.parallelize.fully_shard
+        read, norm, first_step = TrainState.micro_batches, fasttrain.model.add_rms_norm, fasttrain.train.loop.train_step  # type: ignore[attr-defined, attr-defined]
+        write, shard = fasttrain.checkpoint.saver.write, fasttrain.distributed.parallelize.fully_shard  # type: ignore[attr-defined, attr-defined]
         start = torch.distributed.init_process_group
         facts = self.facts
 
@@ -343,7 +343,7 @@ def test_a_mixture_has_the_datasets_the_weights_and_the_limits_that_it_is_given(
         "epochs": {"data.mixture.low.epochs": 0.05},
         "path": {"data.mixture.high.path": tmp_path / "low"},
     }
-    seen = {name: observed(tmp_path / f"run {name}", mixed | changed, capsys) for name, changed in runs.items()}
+    seen = {name: observed(tmp_path / f"run {name}", mixed | changed, capsys) for name, changed in runs.items()}  # type: ignore[operator]
     assert all(run["ended"] == 0 for run in seen.values())
     assert len({str(run["metrics"]) for run in seen.values()}) == len(runs)
     lines = seen["weight"]["validations"][:3]

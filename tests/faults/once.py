@@ -13,10 +13,10 @@ from fasttrain.train import step as step_module
 seed_step = step_module.seed_step
 
 
-def come_to_harm(seed: int, step: int, rank: int) -> None:
-    if (rank, step, os.environ["TORCHELASTIC_RESTART_COUNT"]) == (1, 7, "0"):
+def come_to_harm(seed: int, step: int, dp_rank: int) -> None:
+    if (dp_rank, step, os.environ["TORCHELASTIC_RESTART_COUNT"]) == (1, 7, "0"):
         os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[os.environ["FAULT"]])
-    seed_step(seed, step, rank)
+    seed_step(seed, step, dp_rank)
 
 
 if __name__ == "__main__":

@@ -88,27 +88,27 @@ def impatient() -> None:
 
 def filled_while_writing() -> None:
     """A fault: there was room for the checkpoint, and while it is written there is none any more."""
-    write = fasttrain.checkpoint.saver.write
+    write = fasttrain.checkpoint.saver.write  # type: ignore[attr-defined]
 
     def meets_others(state: Any, directory: Path, group: Any) -> Any:
         if f"step-{BAD:08}" in directory.name:
             fill(directory.parent, LEFT)
         return write(state, directory, group)
 
-    fasttrain.checkpoint.saver.write = meets_others
+    fasttrain.checkpoint.saver.write = meets_others  # type: ignore[attr-defined]
     impatient()
 
 
 def filled_before_saving(step: int) -> None:
     """A fault: half a checkpoint more would have room, if an old one went."""
-    make_room = Checkpoints._make_room
+    free_space = Checkpoints._free_space
 
     def meets_others(checkpoints: Checkpoints, state: dict[str, torch.Tensor], number: int) -> tuple[str, ...]:
         if number == step:
             fill(checkpoints._directory, 64 * 2**20 + sum(t.numel() * t.element_size() for t in state.values()) // 2)
-        return make_room(checkpoints, state, number)
+        return free_space(checkpoints, state, number)
 
-    Checkpoints._make_room = meets_others  # type: ignore[method-assign]
+    Checkpoints._free_space = meets_others  # type: ignore[assignment]
     impatient()
 
 
@@ -201,7 +201,7 @@ def fails_to_sync(rank: int, times: int) -> None:
             raise OSError(errno.EIO, "Input/output error")
         fsync(descriptor)
 
-    os.fsync = broken
+    os.fsync = broken  # type: ignore[assignment]
     impatient()
 
 

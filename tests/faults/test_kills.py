@@ -35,7 +35,7 @@ def on_a_slow_disk() -> None:
         time.sleep(SLOW_DISK)
         fsync(descriptor)
 
-    os.fsync = slow
+    os.fsync = slow  # type: ignore[assignment]
 
 
 def partial_directories(run: Path) -> list[Path]:

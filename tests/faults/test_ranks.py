@@ -67,11 +67,11 @@ def hangs_once(marker: Path) -> None:
     """A fault: rank 1 hangs in Python, before step 8."""
     seed_step = fasttrain.train.step.seed_step
 
-    def hang(seed: int, step: int, rank: int) -> None:
-        if (rank, step) == (1, 7):
+    def hang(seed: int, step: int, dp_rank: int) -> None:
+        if (dp_rank, step) == (1, 7):
             marker.touch()
             time.sleep(600)
-        seed_step(seed, step, rank)
+        seed_step(seed, step, dp_rank)
 
     fasttrain.train.step.seed_step = hang
 

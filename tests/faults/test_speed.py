@@ -35,7 +35,7 @@ def slow_loader() -> None:
             time.sleep(0.3)
         return read(run, step)
 
-    TrainState.micro_batches = slow  # type: ignore[method-assign]
+    TrainState.micro_batches = slow  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("world", [1, 2])

@@ -47,7 +47,11 @@ def test_the_greatest_difference_of_each_tensor_is_named(tmp_path, at_once):
     assert (first.tensor, first.index, first.elements) == ("model.a", (2, 1), 2)
     assert first.values == (state()["model.a"][2, 1].item(), a[2, 1].item())
     assert second == Difference(
-        tensor="optimizer.a.step", index=(), values=(3.0, 3.5), elements=1, relative=pytest.approx(1 / 7)
+        tensor="optimizer.a.step",
+        index=(),
+        values=(3.0, 3.5),
+        elements=1,
+        relative=pytest.approx(1 / 7),  # type: ignore[arg-type]
     )
     assert str(second) == "optimizer.a.step is 3 and 3.5"
     assert str(first).startswith("model.a[2, 1] is ")

@@ -91,13 +91,13 @@ def fail_on_one(group: dist.ProcessGroup, directory: Path) -> None:
     for failing in (0, 1):
         write = HashedFile.write
         if dist.get_rank() == failing:
-            HashedFile.write = full  # type: ignore[method-assign, assignment]
+            HashedFile.write = full
         subject.train(1)
         start = time.monotonic()
         subject.save(checkpoints)
         checkpoints.wait()
         assert time.monotonic() - start < 20  # nobody waits for a time-out
-        HashedFile.write = write  # type: ignore[method-assign]
+        HashedFile.write = write
         assert checkpoints.poll() == [
             Failed(step=subject.steps, error=f"rank {failing}: OSError: [Errno 28] No space left on device")
         ]
@@ -108,7 +108,7 @@ def fail_on_one(group: dist.ProcessGroup, directory: Path) -> None:
     assert subject.saved(checkpoints).step == 3
     cannot_copy = dist.get_rank() == 1
     if cannot_copy:
-        saver.Staging.copy = full  # type: ignore[method-assign, assignment]
+        saver.Staging.copy = full  # type: ignore[assignment]
     subject.train(1)
     subject.save(checkpoints)
     assert checkpoints.close() == [Failed(step=4, error="rank 1: OSError: [Errno 28] No space left on device")]
@@ -164,7 +164,7 @@ def lose_a_rank(group: dist.ProcessGroup, directory: Path) -> None:
     first = subject.saved(checkpoints)
     dist.barrier()
     if dist.get_rank() == 1:
-        HashedFile.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign, assignment, return-value]
+        HashedFile.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     subject.train(1)
     subject.save(checkpoints)
     start = time.monotonic()

@@ -208,7 +208,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         assert opened.wait(30)
         return original(*args)
 
-    original = saver.write
+    original = saver.write  # type: ignore[attr-defined]
     monkeypatch.setattr(saver, "write", write)
     return opened
 
@@ -375,7 +375,7 @@ def test_what_differs_on_the_disk_from_what_was_meant_is_not_published(
 def test_files_that_rank_0_does_not_see_are_not_published(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = saver.write
+    original = saver.write  # type: ignore[attr-defined]
     elsewhere = FileChecksum(name="__1_0.distcp", size=1, sha256="")
     monkeypatch.setattr(saver, "write", lambda *args: [*original(*args), elsewhere])
     Subject(steps=1).save(checkpoints)

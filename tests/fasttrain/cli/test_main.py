@@ -3,6 +3,7 @@
 import importlib
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ def test_command_gets_the_rest_of_the_line(monkeypatch):
         cli, "COMMANDS", {"data show": cli.Command("shown", "shows", "show"), "data": cli.Command("no", "no")}
     )
     called = []
-    module = type(sys)("shown")
+    module: Any = type(sys)("shown")
     module.show = lambda arguments: called.append(arguments) or 7
     monkeypatch.setitem(sys.modules, "shown", module)
     assert cli.main(["data", "show", "--x", "data"]) == 7

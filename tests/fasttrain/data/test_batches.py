@@ -3,6 +3,7 @@
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,11 +84,11 @@ def test_the_steps_of_a_sample_are_those_whose_batches_hold_it(tmp_path_factory,
         MixtureComponent("a", stream_of(LENGTHS, path=tmp_path_factory.mktemp("a")), weight, epochs),
         MixtureComponent("b", stream_of(LENGTHS * 2, path=tmp_path_factory.mktemp("b"))),
     ]
-    batches = batches_of(data, cursor=replace(cursor, skips=tuple(skips)))
-    seen = {}
+    batches = batches_of(data, cursor=replace(cursor, skips=tuple(skips)))  # type: ignore[arg-type]
+    seen: dict[Any, Any] = {}
     for step in range(cursor.step, 24):
-        for row, sample in enumerate(zip(*map(np.ndarray.tolist, batches.rows_at(step)), strict=True)):
-            seen.setdefault(sample, []).append((step, row))
+        for row, taken in enumerate(zip(*map(np.ndarray.tolist, batches.rows_at(step)), strict=True)):
+            seen.setdefault(taken, []).append((step, row))
     for component, size in enumerate(batches.sizes):
         for sample in range(size):
             assert list(batches.steps_of(component, sample, 24)) == seen.get((component, sample), [])
@@ -251,7 +252,8 @@ class Reader:
     """Counts what is read, and can be slow, or fail at a step."""
 
     def __init__(self, seconds: float = 0.0, broken: int | None = None) -> None:
-        self.seconds, self.broken, self.steps = seconds, broken, []
+        self.seconds, self.broken = seconds, broken
+        self.steps: list[int] = []
 
     def __call__(self, step: int) -> int:
         time.sleep(self.seconds)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import fasttrain.fs
 from fasttrain.data import Dataset, corpus, holds_out, open_dataset, standard_library
 from fasttrain.data.prepare.tokenizer import SEPARATOR
 
@@ -74,7 +73,7 @@ def test_documents_keep_their_split_when_others_are_added(tmp_path, sources):
 
 def test_it_is_built_once_and_the_same_everywhere(tmp_path, sources, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(corpus.sysconfig, "get_path", lambda name: str(sources))
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(sources))
     first = open_dataset()
     assert first.path == tmp_path / "cache" / "fasttrain" / NAME
     captured = capsys.readouterr()
@@ -124,7 +123,7 @@ def test_without_locks_the_first_to_complete_wins(tmp_path, sources, monkeypatch
         finally:
             assert (path / "dataset.json").read_text() == winner
 
-    monkeypatch.setattr(fasttrain.fs.fcntl, "flock", fail)
+    monkeypatch.setattr("fcntl.flock", fail)
     monkeypatch.setattr(corpus, "_build", slow)
     Dataset(standard_library(tmp_path / "cache", sources=sources)).verify()
 

@@ -7,6 +7,7 @@ import signal
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,8 @@ def edit(path: Path, **changes) -> None:
 
 
 def writer_at(path: Path, **options) -> DatasetWriter:
-    return DatasetWriter(path, **dict(tokenizer="{}", vocab=100, separator=0, source="a test") | options)
+    given: dict[str, Any] = dict(tokenizer="{}", vocab=100, separator=0, source="a test")
+    return DatasetWriter(path, **given | options)
 
 
 @pytest.mark.parametrize("shard_tokens", [1, 2, 3, 7, 2**30])
@@ -159,6 +161,7 @@ def test_one_changed_bit_is_found_by_the_checksum(make_dataset, name):
     content[1] ^= 1
     (path / name).write_bytes(content)
     dataset = open_dataset(path)
+    assert isinstance(dataset, Dataset)
     message = rf"dataset: {path / name} is corrupt: its sha256 is \w{{12}}... instead of \w{{12}}...; {AGAIN}"
     assert re.fullmatch(message, fails(dataset.verify))
     if name == "tokenizer.json":

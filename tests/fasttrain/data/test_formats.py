@@ -14,6 +14,7 @@ import struct
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,7 +91,9 @@ def test_nanogpt(tmp_path):
     assert tokens_of(dataset) == [5, 6, EOT, 7, EOT, 8, 9, 10, EOT]
     assert tokens_of(dataset, "validation") == [1, 2, EOT]
     assert (dataset.vocab, dataset.separator, dataset.splits) == (50257, EOT, ["train", "validation"])
-    assert dataset.bytes_per_token("train") is dataset.tokenizer() is dataset.tokenizer_digest is None
+    assert dataset.bytes_per_token("train") is None
+    assert dataset.tokenizer() is None
+    assert dataset.tokenizer_digest is None
     assert dataset.notes() == [
         f"{tmp_path}: read as raw tokens of nanoGPT; vocabulary 50257, separator 50256",
         f"{tmp_path}: no data.tokenizer, and so no bits per byte and no sample of text",
@@ -155,7 +158,7 @@ def test_llm_c_with_other_names(tmp_path):
 
 
 def test_llm_c_with_the_tokens_of_llama_3(tmp_path):
-    llama = dict(magic=20240801, version=7, form="<I")
+    llama: dict[str, Any] = dict(magic=20240801, version=7, form="<I")
     write(tmp_path / "fineweb_train_000001.bin", shard(128000, 1, 128255, 128000, 70000, **llama))
     dataset = opened(tmp_path)
     assert tokens_of(dataset) == [128000, 1, 128255, 128000, 70000]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def prepared(tmp_path_factory) -> Path:
         (root / f"text/{number % 3}/{number}.txt").write_text(words)
     lines = [json.dumps({"text": f"line {i} " + "says ünicode " * (i % 9 + 1)}) for i in range(40)]
     (root / "lines.jsonl").write_text("\n".join(lines) + "\n")
-    options = dict(tokenizer="bytes", settings=Settings(validation=0, shortest=1), workers=1)
+    options: dict[str, Any] = dict(tokenizer="bytes", settings=Settings(validation=0, shortest=1), workers=1)
     prepare([root / "text"], root / "a", **options)
     prepare([root / "lines.jsonl"], root / "b", **options)
     return root
@@ -113,7 +114,7 @@ def test_a_document_is_seen_in_exactly_the_steps_that_hold_it(tmp_path, request,
     append_segment(
         tmp_path, segment_of(data, step=30, dp_size=3, cursor=DataCursor(skips=(Skip(5, 3),)))
     )  # resumed on 3 ranks
-    expected = {}
+    expected: dict[Any, Any] = {}
     for step in range(60):
         for e in locate(tmp_path, step):
             if e.component == component:
@@ -139,7 +140,7 @@ def test_a_line_undoes_what_a_run_took_back(tmp_path, text):
 def test_documents_are_found_by_the_file_they_came_from(prepared, text):
     dataset = training_data(text).first
     (number,) = documents_from(dataset, "2/5.txt")
-    assert dataset.source(SPLIT, number).file.path == prepared / "text/2/5.txt"
+    assert dataset.source(SPLIT, number).file.path == prepared / "text/2/5.txt"  # type: ignore[union-attr]
     assert len(documents_from(training_data(replace(text, path=prepared / "b")).first, "lines.jsonl:7")) == 1
     with pytest.raises(ValueError, match="no document of .* came from 9/5.txt"):
         documents_from(dataset, "9/5.txt")

@@ -96,7 +96,7 @@ def test_what_is_costly_is_computed_again_only_if_everything_is(recompute, again
     )
     model.init_weights(0)
     alone = SimpleNamespace(world_size=1, dtype=torch.float32)
-    parallelize(model, ParallelConfig(recompute=recompute), alone, compiled=False)
+    parallelize(model, ParallelConfig(recompute=recompute), alone, compiled=False)  # type: ignore[arg-type]
     tokens = torch.randint(64, (1, 8))
     with Ops() as called:
         model(tokens, tokens).loss_sum.backward()

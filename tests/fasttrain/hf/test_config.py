@@ -16,7 +16,7 @@ SIZES = dict(
     vocab_size=320, hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4,
     num_key_value_heads=2,
 )  # fmt: skip
-OURS = dict(
+OURS: dict[str, Any] = dict(
     layers=3, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=160, vocab=320, qk_norm=False, rope_theta=1e4,
     norm_eps=1e-6, tied_head=False,
 )  # fmt: skip
@@ -31,7 +31,8 @@ def test_what_transformers_writes(tmp_path: Path) -> None:
     LlamaConfig(**SIZES).save_pretrained(tmp_path)
     assert architecture(tmp_path) == OURS
     assert tuple(OURS) == TAKEN
-    ModelConfig(**architecture(tmp_path))  # all of them are settings
+    found: dict[str, Any] = architecture(tmp_path)
+    ModelConfig(**found)  # all of them are settings
     rope = dict(rope_type="default", rope_theta=5e5)
     Qwen3Config(
         **SIZES, head_dim=32, rope_parameters=rope, rms_norm_eps=1e-5, tie_word_embeddings=True

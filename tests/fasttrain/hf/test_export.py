@@ -57,7 +57,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 def tensors(directory: Path) -> dict[str, torch.Tensor]:
     """All that the safetensors files of a directory hold."""
-    found = {}
+    found: dict[str, Any] = {}
     for path in directory.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
             found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -185,7 +185,7 @@ def test_the_model_card_has_the_facts_of_the_run(runs: Runs) -> None:
 def test_a_step_is_chosen_and_only_its_weights_are_loaded(runs: Runs, tmp_path: Path) -> None:
     """Of a run of two ranks, which share every tensor; averages stay on the disk."""
     asked: list[str] = []
-    load = fasttrain.checkpoint.state.dcp.load
+    load = fasttrain.checkpoint.state.dcp.load  # type: ignore[attr-defined]
 
     def noted(state: dict[str, Any], **options: Any) -> None:
         asked.extend(state)
@@ -193,7 +193,7 @@ def test_a_step_is_chosen_and_only_its_weights_are_loaded(runs: Runs, tmp_path: 
 
     run = train(tmp_path / "run", runs.data, *SIZES, "--checkpoint.every", 1, world=2)
     first, second = (find(f"{run}@{step}") for step in (1, 2))
-    with patch.object(fasttrain.checkpoint.state.dcp, "load", noted):
+    with patch.object(fasttrain.checkpoint.state.dcp, "load", noted):  # type: ignore[attr-defined]
         export(describe(first), tmp_path / "first")
     assert asked
     assert all(name.startswith("model.") for name in asked)

@@ -241,7 +241,7 @@ def test_a_run_that_rolls_back_to_its_start_has_the_weights_again(place: Place, 
     argv = [*RUN, "--data.path", place.data, "--out", tmp_path, "--from-hf", place.ours(), "--batch.steps", 4]
     with (
         patch.object(Monitor, "observe", observed),
-        patch.object(fasttrain.train.setup, "load_pretrained", wraps=fasttrain.train.setup.load_pretrained) as read,
+        patch.object(fasttrain.train.setup, "load_pretrained", wraps=fasttrain.train.setup.load_pretrained) as read,  # type: ignore[attr-defined]
     ):
         assert main([*map(str, argv), "--checkpoint.every", "0"]) == 0
     assert "rolled back to the initial weights" in events(tmp_path, "rollback")[0]["text"]

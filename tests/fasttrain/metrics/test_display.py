@@ -34,6 +34,11 @@ EXTREME = VALUES | {
 }
 
 
+def written(console: Console) -> str:
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
 def event(step, text):
     return Event(step=step, kind=EventKind.SPIKE, text=text)
 
@@ -44,7 +49,7 @@ def shown(values, *, steps=400, first=119, last=120, every=1):
     with Display(LogConfig(every=every), steps=steps, is_main=True, console=console) as view:
         for step in range(first, last + 1):
             view.step(step, values)
-    return console.file.getvalue().splitlines()
+    return written(console).splitlines()
 
 
 @pytest.fixture
@@ -61,7 +66,7 @@ class Terminal:
         self.console = Console(force_terminal=True, width=columns, file=StringIO(), color_system=None, _environ={})
 
     def lines(self):
-        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "\n", self.console.file.getvalue())
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "\n", written(self.console))
         return [line.rstrip() for line in plain.splitlines() if line.strip()]
 
 
@@ -103,7 +108,7 @@ def test_the_first_step_does_not_spoil_the_estimate():
     view = Display(LogConfig(), steps=400, is_main=True, console=console)
     view.step(1, VALUES | {"step_seconds": 60.0, "tokens_per_second": 63.0})
     view.step(2, VALUES)
-    first, second = console.file.getvalue().splitlines()
+    first, second = written(console).splitlines()
     assert "   63 tok/s" in first
     assert first.endswith("eta    --:--")
     assert "15.2k tok/s" in second
@@ -117,7 +122,7 @@ def test_speed_is_of_the_last_twenty_steps():
     slow = VALUES | {"step_seconds": 0.3, "tokens_per_second": 13_333.3, "mfu": 0.4, "data_wait": 0.1}
     for step in range(1, 101):
         view.step(step, slow if step > 90 else fast)
-    before, after = console.file.getvalue().splitlines()
+    before, after = written(console).splitlines()
     assert "  40k tok/s  MFU  80%" in before
     assert "  20k tok/s  MFU  50%" in after  # 10 steps of each: 80,000 tokens in 4 s, of which 1 s of waiting
     assert "data  25%" in after
@@ -130,7 +135,7 @@ def test_validations_and_notes():
     view.validation(100, "held-out", dict(loss=3.4123, perplexity=30.336, bits_per_byte=1.432))
     view.validation(100, "held-out", dict(loss=71.0, perplexity=6.8e30, bits_per_byte=29.3))
     view.note("[bold]a note[/bold] " + "x" * 100)
-    assert console.file.getvalue().splitlines() == [
+    assert written(console).splitlines() == [
         "step   100/400  validation held-out  loss 3.412  perplexity 30.34  bits/byte 1.432",
         "step   100/400  validation held-out  loss 71.000  perplexity 6.8e+30  bits/byte 29.300",
         "[bold]a note[/bold] " + "x" * 100,
@@ -244,7 +249,7 @@ def test_information_does_not_take_the_place_of_an_event_that_counts(clock, kind
 def test_an_event_in_a_log_is_a_line():
     console = Console(file=StringIO())
     Display(LogConfig(), steps=400, is_main=True, console=console).event(event(97, "the loss spiked"))
-    assert console.file.getvalue() == "step 97: the loss spiked\n"
+    assert written(console) == "step 97: the loss spiked\n"
 
 
 class AsciiFile(StringIO):
@@ -262,7 +267,7 @@ def test_a_stream_that_knows_ascii_only(terminal, clock):
         view.note("a sample: naïve ▁▂▃")
         view.event(event(2, "x" * 100))
         view.step(3, VALUES)
-    printed = console.file.getvalue()
+    printed = written(console)
     assert printed.isascii()
     assert "a sample: na?ve ???" in printed
 
@@ -284,7 +289,7 @@ def test_no_color_is_respected(clock):
         console = Console(force_terminal=True, width=80, file=StringIO(), color_system="standard", _environ=environment)
         with Display(LogConfig(), steps=400, is_main=True, console=console) as view:
             view.step(200, VALUES)
-        assert bool(re.search(r"\x1b\[[39][0-9]m", console.file.getvalue())) == coloured
+        assert bool(re.search(r"\x1b\[[39][0-9]m", written(console))) == coloured
 
 
 def test_a_fast_run_is_not_drawn_at_every_step(clock):
@@ -315,11 +320,11 @@ def test_lines_that_stay_are_above_the_live_view(clock):
     assert places == sorted(places)
     assert lines[-2].startswith("step 100/400 ")
     assert lines.count("step   100/400  validation held-out  loss 3.412  perplexity 30.34  bits/byte 1.432") == 1
-    assert terminal.console.file.getvalue().endswith("\x1b[?25h")  # the cursor is back
+    assert written(terminal.console).endswith("\x1b[?25h")  # the cursor is back
 
 
 def test_a_dumb_terminal_gets_plain_lines():
     console = Console(force_terminal=True, file=StringIO(), _environ={"TERM": "dumb"})
     Display(LogConfig(), steps=400, is_main=True, console=console).step(1, VALUES)
-    assert console.file.getvalue().startswith("step     1/400  loss  3.214")
-    assert "\x1b" not in console.file.getvalue()
+    assert written(console).startswith("step     1/400  loss  3.214")
+    assert "\x1b" not in written(console)

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
+from fasttrain.events import Event
 from fasttrain.metrics import read_metrics, read_validations
-from fasttrain.metrics.jsonl import Event, JsonLines, LineFile, last_step
+from fasttrain.metrics.jsonl import JsonLines, LineFile, last_step
 from fasttrain.rundir import RunDir
 
 
@@ -127,7 +128,7 @@ def test_the_last_step_is_found_without_reading_all(run):
 
 def test_what_is_not_json_is_a_mistake_of_the_caller(run):
     with pytest.raises(TypeError, match="not JSON serializable"):
-        JsonLines(RunDir(run)).step(1, {"loss": object()})
+        JsonLines(RunDir(run)).step(1, {"loss": object()})  # type: ignore[dict-item]
 
 
 def test_a_full_disk_costs_lines_and_not_the_run(run, caplog):
@@ -153,7 +154,7 @@ def test_a_line_that_the_disk_took_half_of(tmp_path):
             return min(room, len(data))
 
     lines = LineFile(tmp_path / "metrics.jsonl")
-    lines._file = disk = Disk()
+    lines._file = disk = Disk()  # type: ignore[assignment]
     for step in (1, 2, 3):
         lines.append({"step": step, "loss": 1.0})
     (tmp_path / "metrics.jsonl").write_bytes(disk.data)

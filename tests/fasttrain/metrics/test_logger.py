@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,10 @@ from fasttrain.config_toml import to_toml
 from fasttrain.events import Event
 from fasttrain.metrics import logger as record
 from fasttrain.metrics import read_metrics, read_validations
+from fasttrain.metrics.jsonl import JsonLines
 from fasttrain.metrics.logger import SinkOptions, Sinks
+from fasttrain.metrics.tensorboard import TensorBoard
+from fasttrain.metrics.weights_and_biases import WeightsAndBiases
 from fasttrain.rundir import RunDir
 
 QUIET = LogConfig(tensorboard=False)
@@ -69,7 +73,9 @@ def board(monkeypatch):
 
     class SummaryWriter:
         def __init__(self, **arguments):
-            self.arguments, self.scalars, self.texts, self.closed = arguments, [], [], False
+            self.arguments, self.closed = arguments, False
+            self.scalars: list[Any] = []
+            self.texts: list[Any] = []
             self.file_writer = SimpleNamespace(add_summary=lambda summary, step: self.scalars.append((step, summary)))
             writers.append(self)
 
@@ -85,8 +91,9 @@ def board(monkeypatch):
     def summary(value):
         return {item.tag: item.simple_value for item in value}
 
-    summary.Value = SimpleNamespace
-    torch_side, proto = ModuleType("torch.utils.tensorboard"), ModuleType("tensorboard.compat.proto.summary_pb2")
+    summary.Value = SimpleNamespace  # type: ignore[attr-defined]
+    torch_side: Any = ModuleType("torch.utils.tensorboard")
+    proto: Any = ModuleType("tensorboard.compat.proto.summary_pb2")
     torch_side.SummaryWriter, proto.Summary = SummaryWriter, summary
     for name in ("tensorboard", "tensorboard.compat", "tensorboard.compat.proto"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
@@ -168,7 +175,7 @@ def test_real_event_files(tmp_path):
 @pytest.fixture
 def wandb(monkeypatch):
     """Stands for W&B: its runs, and what they were told."""
-    module = ModuleType("wandb")
+    module: Any = ModuleType("wandb")
     module.runs = []
 
     class Run:
@@ -275,7 +282,7 @@ def no_network(monkeypatch):
 def test_the_real_wandb_offline(no_network, monkeypatch, tmp_path):
     """All of it is in the run's directory, for `wandb sync`, and nothing asks a network."""
     wandb = pytest.importorskip("wandb", reason="needs fasttrain[wandb]")
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
     from wandb.sdk.internal.datastore import DataStore
 
     monkeypatch.setenv("WANDB_CONSOLE", "off")
@@ -289,7 +296,9 @@ def test_the_real_wandb_offline(no_network, monkeypatch, tmp_path):
     (path,) = (run / "wandb").glob(f"offline-run-*-{stored['id']}/*.wandb")
     file = DataStore()
     file.open_for_scan(str(path))
-    history, settings, name, code = [], {}, "", None
+    history: list[Any] = []
+    settings: dict[str, Any] = {}
+    name, code = "", None
     while (data := file.scan_data()) is not None:
         line = Record()
         line.ParseFromString(bytes(data))
@@ -342,7 +351,7 @@ def test_the_example_in_the_docs(tmp_path, monkeypatch):
 def test_every_sink_has_the_methods_of_the_interface():
     asked = {name for name in vars(record.Sink) if not name.startswith("_")}
     assert asked == {"step", "validation", "event", "close"}
-    for sink in (record.JsonLines, record.TensorBoard, record.WeightsAndBiases):
+    for sink in (JsonLines, TensorBoard, WeightsAndBiases):
         for name in asked:
             ours, theirs = inspect.signature(getattr(record.Sink, name)), inspect.signature(getattr(sink, name))
             assert list(ours.parameters) == list(theirs.parameters)

@@ -1,6 +1,7 @@
 import logging
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def answer(value):
 
 @pytest.fixture
 def nvml(monkeypatch):
-    nvml = ModuleType("pynvml")
+    nvml: Any = ModuleType("pynvml")
     nvml.NVMLError, nvml.NVMLError_NotSupported = NVMLError, NVMLError_NotSupported
     nvml.NVML_TEMPERATURE_GPU, nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM = 0, 1, 2
     names = ("SwPowerCap", "HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")

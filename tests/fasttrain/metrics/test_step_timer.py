@@ -1,4 +1,5 @@
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -65,7 +66,8 @@ class Stream:
     """A GPU that is behind: events get their time when the stream has got there."""
 
     def __init__(self) -> None:
-        self.now, self.pending, self.waits = 0.0, [], 0
+        self.now, self.waits = 0.0, 0
+        self.pending: list[Any] = []
 
     def run(self, milliseconds):
         self.pending.append(milliseconds)
@@ -95,7 +97,7 @@ def stream(monkeypatch):
             stream.finish()
 
         def elapsed_time(self, end):
-            return end.at - self.at
+            return end.at - self.at  # type: ignore[attr-defined]
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)

@@ -8,7 +8,7 @@ from torch import nn
 from fasttrain import train
 from fasttrain.train import setup as run
 
-restore = run.restore
+restore = run.restore  # type: ignore[attr-defined]
 
 
 def restore_badly(checkpoint: Any, model: nn.Module, optimizer: Any, *rest: Any, **options: Any) -> dict[str, Any]:
@@ -18,5 +18,5 @@ def restore_badly(checkpoint: Any, model: nn.Module, optimizer: Any, *rest: Any,
 
 
 if __name__ == "__main__":
-    run.restore = restore_badly
+    run.restore = restore_badly  # type: ignore[assignment, attr-defined]
     sys.exit(train.main())

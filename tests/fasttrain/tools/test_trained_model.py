@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from fasttrain.tools.generate import Sampling, generate
 from fasttrain.tools.trained_model import load_model
 from tests.runs import train, weights
 
-CPU = dict(device=torch.device("cpu"), dtype=torch.float32)
+CPU: dict[str, Any] = dict(device=torch.device("cpu"), dtype=torch.float32)
 
 
 def test_weights_are_those_that_were_saved(small_run):

@@ -298,7 +298,7 @@ def test_recomputation_changes_memory_and_nothing_else(tmp_path):
 
 def activations(recompute: str) -> int:
     """Bytes that a model of four blocks holds between forward and backward."""
-    section = ParallelConfig(recompute=recompute)
+    section = ParallelConfig(recompute=recompute)  # type: ignore[arg-type]
     with start(section) as runtime:
         model = Decoder(
             ModelConfig(layers=4, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=128), vocab=64, sequence=128

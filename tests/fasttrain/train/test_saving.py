@@ -230,7 +230,7 @@ def test_a_block_that_gets_no_gradient_is_reported(tmp_path):
 
     def model(*args: Any, **kwargs: Any) -> Any:
         decoder = make(*args, **kwargs)
-        decoder.blocks[1].cut = True
+        decoder.blocks[1].cut = True  # type: ignore[assignment]
         return decoder
 
     with patch.object(Block, "forward", cut), patch.object(fasttrain.train.setup, "_model", model):

@@ -61,7 +61,7 @@ def test_an_example_says_where(tmp_path):
 def test_an_example_names_the_file_where_the_dataset_knows_it(tmp_path):
     dataset = write(tmp_path / "d", [[SEPARATOR, *document] for document in documents(10)])
     assert found(lint(dataset), "doubled separators").examples[0].source is None
-    dataset.source = lambda split, document: f"{split}.txt:{document}"
+    dataset.source = lambda split, document: f"{split}.txt:{document}"  # type: ignore[assignment, return-value]
     sources = [example.source for example in found(lint(dataset), "doubled separators").examples]
     assert sources == ["train.txt:0", "train.txt:1", "train.txt:2"]
 

@@ -29,7 +29,7 @@ class Ends:
 
     def searchsorted(self, positions: np.ndarray, side: str) -> np.ndarray:
         assert positions.dtype == np.int64
-        return self._ends.searchsorted(positions, side)
+        return self._ends.searchsorted(positions, side)  # type: ignore[call-overload]
 
 
 class Arrays:

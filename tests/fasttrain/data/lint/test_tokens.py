@@ -137,7 +137,7 @@ def test_an_unreadable_tokenizer_is_said_and_the_rest_is_checked(tmp_path):
 def test_bytes_per_token_that_contradict_the_description(tmp_path):
     dataset = write(tmp_path / "d", documents(50))
     assert found(lint(dataset), "bytes per token").severity == "ok"
-    dataset.bytes_per_token = lambda split: 3.5
+    dataset.bytes_per_token = lambda split: 3.5  # type: ignore[assignment]
     finding = found(lint(dataset), "bytes per token")
     assert finding.severity == "warning"
     assert "but 3.50 by dataset.json" in finding.text

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +10,9 @@ from fasttrain.data.prepare.documents import DIGEST, SeenDigests, digest
 @given(st.lists(st.lists(st.integers(0, 40), max_size=12), max_size=20), st.integers(0, 5))
 def test_as_a_set_would_say(batches, reopened):
     """Digests of few different bytes, many of them zero: numpy hides zeros at the end."""
-    seen, kept, known = SeenDigests(), [], set()
+    seen = SeenDigests()
+    kept: list[Any] = []
+    known: set[Any] = set()
     for number, batch in enumerate(batches):
         if number == reopened:
             seen = SeenDigests(np.array(kept, DIGEST))

@@ -5,6 +5,7 @@ import json
 import os
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
@@ -131,7 +132,7 @@ def test_one_may_begin_at_the_end_of_any_chunk(inputs):
 
 
 def test_chunks_in_a_row_are_the_content(inputs):
-    found: dict[int, bytes | list] = {}
+    found: dict[int, Any] = {}
     for chunk in pieces_of(inputs):
         for content in contents(chunk, inputs):
             if isinstance(content.data, bytes):
@@ -153,9 +154,9 @@ def test_lines_are_in_one_chunk_each(tmp_path_factory, data, chunk):
     inputs = find_inputs([path])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fasttrain.data.prepare.inputs.CHUNK_BYTES", chunk)
-        found = [content for chunk in pieces_of(inputs) for content in contents(chunk, inputs)]
-    assert b"".join(content.data for content in found) == data
-    full = [content.data for content in found if content.data]
+        found: list[Any] = [content.data for chunk in pieces_of(inputs) for content in contents(chunk, inputs)]
+    assert b"".join(found) == data
+    full = list(filter(None, found))
     assert all(part.endswith(b"\n") for part in full[:-1])
 
 

@@ -52,11 +52,11 @@ def poison() -> None:
             return batches
         generator = torch.Generator().manual_seed(step)
         return [
-            replace(batch, **{name: _random(getattr(batch, name), generator) for name in ("tokens", "targets")})
+            replace(batch, **{name: _random(getattr(batch, name), generator) for name in ("tokens", "targets")})  # type: ignore[arg-type]
             for batch in batches
         ]
 
-    TrainState.micro_batches = read_poisoned  # type: ignore[method-assign]
+    TrainState.micro_batches = read_poisoned  # type: ignore[assignment]
 
 
 def _random(tokens: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -54,7 +54,7 @@ def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")  # root may write anywhere: a real one would not refuse it
 
-    monkeypatch.setattr(subject.tempfile, "NamedTemporaryFile", refuse)
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
     for measure in (True, False):
         write = list(disk(tmp_path, measure=measure))[-1]
         assert (write.level, write.value) == ("broken", "cannot write: Permission denied")

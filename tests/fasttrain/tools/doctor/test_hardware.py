@@ -5,11 +5,11 @@ import os
 import resource
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from fasttrain.tools.doctor import hardware as subject
 from fasttrain.tools.doctor.hardware import Cores, cards, cpu_quota, limits, machine, memory_limit
 
 MEMINFO = "MemTotal:       67108864 kB\nMemAvailable:   33554432 kB\n"
@@ -30,7 +30,7 @@ def root(tmp_path):
 def test_a_container_with_2_of_64_cores_says_2(root, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-    monkeypatch.setattr(subject.torch, "get_num_threads", lambda: 64)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
     place = root(**{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "200000 100000\n"})
     assert Cores.of(place) == (2, 64, "a quota of 2, by a cgroup")
     processor, threads, memory = machine(place)
@@ -105,7 +105,7 @@ def answer(value):
 @pytest.fixture
 def nvml(monkeypatch):
     """Two H100, healthy."""
-    nvml = ModuleType("pynvml")
+    nvml: Any = ModuleType("pynvml")
     nvml.NVMLError = NVMLError
     nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC, nvml.NVML_FEATURE_ENABLED = 1, 0, 1
     nvml.NVML_NVLINK_MAX_LINKS = 18

@@ -50,7 +50,7 @@ def test_no_flash_attn_matters_on_a_gpu_only(monkeypatch):
 def test_no_compiler(monkeypatch):
     no_compiler(monkeypatch)
     for compile, level in (("auto", "missing"), ("on", "broken")):
-        finding = found(config.Config(parallel=config.ParallelConfig(compile=compile)))["compiler"]
+        finding = found(config.Config(parallel=config.ParallelConfig(compile=compile)))["compiler"]  # type: ignore[arg-type]
         assert (finding.level, finding.value) == (level, "there is no C++ compiler (g++)")
         assert finding.remedy.startswith("apt-get install g++ python3-dev")
     monkeypatch.delenv("CC", raising=False)

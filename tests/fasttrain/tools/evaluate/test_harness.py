@@ -7,6 +7,7 @@ import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from tests.fasttrain.tools.generate.models import in_transformers
 
 pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness (make test-eval)")
 
-QUESTIONS = [
+QUESTIONS: list[dict[str, Any]] = [
     dict(question="def add(a, b):\n    return", choices=[" a + b", " a, b", " None"], answer=0),
     dict(question="import", choices=[" os", " for", " 1"], answer=0),
     dict(question="", choices=["class", "def", "import"], answer=2),

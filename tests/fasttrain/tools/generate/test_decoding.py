@@ -1,5 +1,7 @@
 """Whole texts: Transformers' own, the same in any batch, and where they end."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,7 +12,8 @@ GREEDY = Sampling(temperature=0)
 
 
 def made(model, given, **options):
-    *_, texts = generate(model, given, **dict(tokens=12, sampling=GREEDY) | options)
+    defaults: dict[str, Any] = dict(tokens=12, sampling=GREEDY)
+    *_, texts = generate(model, given, **defaults | options)
     return texts
 
 
@@ -104,7 +107,7 @@ def test_the_model_is_left_as_it_was():
     model = decoder().train()
     made(model, prompts(2))
     assert model.training
-    steps = generate(model, prompts(2), tokens=5, sampling=GREEDY)
+    steps: Any = generate(model, prompts(2), tokens=5, sampling=GREEDY)
     next(steps)
     steps.close()
     assert model.training

@@ -1,4 +1,5 @@
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def config(*, micro=2, sequence=512, accumulation=1, tied=False, qk_norm=True, *
     )
 
 
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "fsdp": {},
     "hsdp, accumulated": dict(dp_replicate=4, accumulation=2),
     "reduced every time": dict(accumulation=2, grad_reduce="every"),

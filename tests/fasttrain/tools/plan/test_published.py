@@ -1,5 +1,6 @@
 import statistics
 import tomllib
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_the_error_on_held_out_runs():
 
 
 def test_the_error_on_whole_sources_that_nothing_was_fitted_to():
-    by_source = {}
+    by_source: dict[Any, Any] = {}
     for point in HELD_OUT:
         by_source.setdefault(point.source, []).append(abs(point.error()))
     seen = {point.source for point in points() if not point.held_out}

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def test_epochs_and_what_they_are_worth():
 
 
 def test_a_mixture_that_ends_before_the_run():
-    parts = {name: ComponentConfig(path=name, weight=weight, epochs=1) for name, weight in (("a", 3), ("b", 1))}
+    parts = {name: ComponentConfig(path=Path(name), weight=weight, epochs=1) for name, weight in (("a", 3), ("b", 1))}
     settings = config(data=dict(mixture=parts))
     run = sizes(settings, vocab=50_304, dp_size=4, stated=Stated(dataset={"a": 5e9, "b": 5e9}))
     assert run.epochs["a"] == pytest.approx(3 * run.epochs["b"])

@@ -1,8 +1,14 @@
 """Own times of ops, from traces whose answer is known."""
 
+from typing import Any
+
 import pytest
 
 from fasttrain.tools.profiling import OpTime, gpu_busy, gpu_times, host_times, op_lines, split_line
+
+
+def approx(seconds: float) -> Any:
+    return pytest.approx(seconds)
 
 
 def event(name, ts, dur, *, cat="cpu_op", tid=1, number=None):
@@ -16,15 +22,15 @@ THREAD = [event("aten::mm", 30, 40, tid=2)]  # at the same time, elsewhere
 
 def test_own_time_is_without_the_ops_within_and_by_thread():
     times = {op.name: op for op in host_times([*STEP, *LINEAR, *THREAD])}
-    assert times["aten::linear"] == OpTime("aten::linear", pytest.approx(10e-6), 1)
-    assert times["aten::mm"] == OpTime("aten::mm", pytest.approx(70e-6), 2)
+    assert times["aten::linear"] == OpTime("aten::linear", approx(10e-6), 1)
+    assert times["aten::mm"] == OpTime("aten::mm", approx(70e-6), 2)
     assert times["aten::add"].seconds == pytest.approx(10e-6)
     assert times["ProfilerStep#"].seconds == pytest.approx(150e-6)
     assert sum(op.seconds for op in times.values()) == pytest.approx(240e-6)  # both steps, and the other thread
 
 
 def test_what_is_no_op_does_not_count():
-    others = [dict(name="[memory]", ts=1, tid=1, cat="cpu_instant_event"), dict(name="process_name", ph="M")]
+    others: list[Any] = [dict(name="[memory]", ts=1, tid=1, cat="cpu_instant_event"), dict(name="process_name", ph="M")]
     assert host_times([*STEP, *LINEAR, *others]) == host_times([*STEP, *LINEAR])
 
 
@@ -49,9 +55,9 @@ def test_kernels_belong_to_the_op_that_launched_them():
     ]
     times = gpu_times([*host, *kernels])
     assert times == [
-        OpTime("aten::mm", pytest.approx(50e-6), 2),
-        OpTime("_swiglu_fwd_kernel", pytest.approx(10e-6), 1),
-        OpTime("Memcpy HtoD", pytest.approx(10e-6), 1),
+        OpTime("aten::mm", approx(50e-6), 2),
+        OpTime("_swiglu_fwd_kernel", approx(10e-6), 1),
+        OpTime("Memcpy HtoD", approx(10e-6), 1),
     ]
     assert gpu_busy(kernels) == pytest.approx(0.6)  # 10 to 50 and 90 to 110, of 10 to 110
     lines = op_lines([*host, *kernels], steps=1, on_gpu=True)

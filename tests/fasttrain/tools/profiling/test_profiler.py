@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -114,7 +115,7 @@ def test_the_flag_and_the_setting():
 def test_off_it_does_nothing(tmp_path, monkeypatch):
     """Neither files nor a profiler: a step costs one comparison."""
     monkeypatch.setattr("fasttrain.tools.profiling.profile", None)
-    runtime = type("Runtime", (), {"device": torch.device("cpu"), "rank": 0})
+    runtime: Any = type("Runtime", (), {"device": torch.device("cpu"), "rank": 0})
     with Profiler(
         tmp_path / "profile", runtime, steps=Config().log.profile, completed=0, on_progress=print
     ) as profiler:
@@ -123,12 +124,12 @@ def test_off_it_does_nothing(tmp_path, monkeypatch):
 
 
 def test_an_interrupted_run_says_what_was_profiled(tmp_path):
-    runtime = type("Runtime", (), {"device": torch.device("cpu"), "rank": 0})
+    runtime: Any = type("Runtime", (), {"device": torch.device("cpu"), "rank": 0})
     for begun, said in (
         (3, "nothing was profiled: the run ended within the 5 warm-up steps"),
         (7, "profiled steps 106 to 107"),
     ):
-        told = []
+        told: list[str] = []
         with Profiler(tmp_path / str(begun), runtime, steps=3, completed=100, on_progress=told.append) as profiler:
             for _ in range(begun):
                 profiler.begin_step()
@@ -139,7 +140,8 @@ def test_an_interrupted_run_says_what_was_profiled(tmp_path):
 
 
 def test_a_profile_that_cannot_be_written_is_not_the_end_of_the_run(tmp_path):
-    runtime, told = type("Runtime", (), {"device": torch.device("cpu"), "rank": 0}), []
+    runtime: Any = type("Runtime", (), {"device": torch.device("cpu"), "rank": 0})
+    told: list[str] = []
     (tmp_path / "profile").write_text("in the way")
     with Profiler(tmp_path / "profile", runtime, steps=1, completed=0, on_progress=told.append) as profiler:
         for _ in range(9):
@@ -149,7 +151,7 @@ def test_a_profile_that_cannot_be_written_is_not_the_end_of_the_run(tmp_path):
 
 
 def test_an_error_is_not_followed_by_a_trace(tmp_path):
-    runtime = type("Runtime", (), {"device": torch.device("cpu"), "rank": 0})
+    runtime: Any = type("Runtime", (), {"device": torch.device("cpu"), "rank": 0})
     profiler = Profiler(tmp_path / "profile", runtime, steps=1, completed=0, on_progress=print)
     for _ in range(6):
         profiler.begin_step()
@@ -163,8 +165,9 @@ def test_an_error_is_not_followed_by_a_trace(tmp_path):
 
 def test_the_memory_of_a_gpu_is_its_allocators_history(tmp_path, monkeypatch):
     """The calls, in their order; what they record needs a GPU."""
-    calls, told = [], []
-    runtime = type("Runtime", (), {"device": torch.device("cuda"), "rank": 3})
+    calls: list[Any] = []
+    told: list[str] = []
+    runtime: Any = type("Runtime", (), {"device": torch.device("cuda"), "rank": 3})
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **options: calls.append(options))
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda name: calls.append(name))
     with Profiler(tmp_path, runtime, steps=2, completed=0, on_progress=told.append) as profiler:

@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from fasttrain.metrics import read_metrics
 from fasttrain.tools.report.columns import AROUND, Columns, bucket_starts, bucketed
 from tests.fasttrain.tools.report.made import write_lines
 
-LINES = st.lists(
+LINES: st.SearchStrategy[list[Any]] = st.lists(
     st.builds(
         dict,
         step=st.integers(1, 12),
