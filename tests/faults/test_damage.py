@@ -79,7 +79,7 @@ def test_a_corrupt_checkpoint_is_named_and_the_one_before_is_used(
     row(
         "a checkpoint file is truncated, bit-flipped or missing",
         happened=f"{len(DAMAGES)} damages, of every kind of file; the next start used the checkpoint before",
-        lost="1 checkpoint interval, trained again with bitwise the same result",
+        lost="1 checkpoint interval, repeated bit-for-bit",
         reported="event `corrupt checkpoint`: the file and what is wrong with it; `resume` names the one used",
     )
 

@@ -43,7 +43,7 @@ def test_a_second_run_in_a_directory_is_refused(tmp_path: Path, row: Row, world:
     assert steps[0] == steps[1]
     row(
         f"a second run in the same directory{' (2 ranks)' * (world > 1)}",
-        happened=f"refused after {seconds:.1f} s, before it wrote anything; the first went on, bitwise",
+        happened=f"refused after {seconds:.1f} s, before it wrote anything; the first continued, bit-for-bit",
         lost="nothing",
         reported="which directory; exit code 2",
     )

@@ -145,7 +145,7 @@ def test_a_disk_that_fills_up_during_a_save(
     row(
         f"the disk fills up during a save{'' if background else ' that training waits for'}",
         happened=f"the save of step {BAD} failed, {len(failed)} in all, and the run was held after step {done}; with "
-        "room again it went on, bitwise",
+        "room again it continued, bit-for-bit",
         lost="nothing; the older checkpoint stayed",
         reported="events `failed save`, `pause`, `pause over`; a warning at each step; `unsaved_steps` rose to "
         f"{unsaved:.0f}",
@@ -167,7 +167,7 @@ def test_a_full_disk_may_end_the_run_instead(tmp_path: Path, whole_on: Callable[
         assert_same(run, whole_on(1))
     row(
         "the same, with checkpoint.on_save_failure = stop",
-        happened=f"the run ended after step {end['step']}; with room again the same command went on, bitwise",
+        happened=f"the run ended after step {end['step']}; with room again the same command resumed, bit-for-bit",
         lost=f"{end['step'] - EVERY} steps, at a checkpoint every {EVERY}; the older checkpoint stayed",
         reported=f"events `failed save` and `not saved`; exit code {ExitCode.NOT_SAVED}",
     )

@@ -104,7 +104,7 @@ def test_fifty_kills_lose_nothing_but_time(tmp_path: Path, row: Row) -> None:
         pytest.param(2, ["--optim.kind", "muon", "--model.dropout", 0.2], marks=pytest.mark.faults),
     ],
 )
-def test_a_killed_run_goes_on_bitwise_as_if_it_had_not_been(tmp_path: Path, world: int, options: list[Any]) -> None:
+def test_a_killed_run_resumes_bit_for_bit_as_if_it_had_not_been(tmp_path: Path, world: int, options: list[Any]) -> None:
     long = [*options, "--batch.steps", 24, "--checkpoint.every", 2, "--validation.every", 0, "--data.lint", "off"]
     run, whole = tmp_path / "killed", tmp_path / "at once"
     with Training(run, *long, world=world) as training:

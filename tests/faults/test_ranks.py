@@ -76,6 +76,15 @@ def hangs_once(marker: Path) -> None:
     fasttrain.train.step.seed_step = hang
 
 
+def resumes_exactly(run: Path, whole: Path) -> int:
+    """The same command ends as the undisturbed run did; the step that it resumed from."""
+    saved = list_checkpoints(run / "checkpoints")[-1].step
+    assert saved in (4, 6)
+    finished(run, *OPTIONS, world=2)
+    assert_same(run, whole)
+    return saved
+
+
 def test_a_rank_that_hangs_ends_the_others_and_is_named(tmp_path: Path, whole: Path, row: Row) -> None:
     run, marker = tmp_path / "run", tmp_path / "hangs"
     fault = partial(hangs_once, marker)
@@ -89,14 +98,11 @@ def test_a_rank_that_hangs_ends_the_others_and_is_named(tmp_path: Path, whole: P
     (lost,) = events(run, "rank failure")
     assert lost["text"].startswith("rank 1 hangs in hang (")
     assert "rank 1 hangs in hang (" in said
-    saved = list_checkpoints(run / "checkpoints")[-1].step
-    assert saved in (4, 6)
-    finished(run, *OPTIONS, world=2)
-    assert_same(run, whole)
+    saved = resumes_exactly(run, whole)
     row(
         "a rank hangs",
-        happened=f"both had ended {seconds:.1f} s later (parallel.timeout {TIMEOUT}); the same command went on, "
-        "bitwise",
+        happened=f"both had ended {seconds:.1f} s later (parallel.timeout {TIMEOUT}); the same command resumed, "
+        "bit-for-bit",
         lost=f"{7 - saved} steps, at a checkpoint every 2",
         reported=f"event `rank failure`: rank 1 hangs in hang (file:line); exit code {ExitCode.RANK_FAILURE}",
     )
@@ -118,14 +124,11 @@ def test_torchrun_ends_when_a_rank_is_stopped(tmp_path: Path, whole: Path, row: 
     (lost,) = events(run, "rank failure")
     assert "rank 1" in lost["text"]
     assert "rank 1" in said
-    saved = list_checkpoints(run / "checkpoints")[-1].step
-    assert saved in (4, 6)
-    finished(run, *OPTIONS, world=2)
-    assert_same(run, whole)
+    saved = resumes_exactly(run, whole)
     row(
         "a rank gets SIGSTOP under torchrun",
         happened=f"it was killed, and all had ended {seconds:.1f} s later (parallel.timeout {TIMEOUT}); the same "
-        "command went on, bitwise",
+        "command resumed, bit-for-bit",
         lost=f"{7 - saved} steps, at a checkpoint every 2",
         reported=f"event `rank failure`: {lost['text']}; torchrun's exit code is {process.returncode}",
     )
@@ -148,7 +151,7 @@ def test_ranks_end_with_a_torchrun_that_is_killed(tmp_path: Path, whole: Path, r
     assert_same(run, whole)
     row(
         "torchrun itself is killed",
-        happened=f"its {len(ranks)} ranks ended {seconds:.1f} s later; the same command went on, bitwise",
+        happened=f"its {len(ranks)} ranks ended {seconds:.1f} s later; the same command resumed, bit-for-bit",
         lost="at most 2 checkpoint intervals",
         reported="event `resume`",
     )

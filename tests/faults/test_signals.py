@@ -103,9 +103,12 @@ def test_sigterm_at_any_phase_loses_no_step(tmp_path: Path, whole: list[float], 
     saved = [c.step for c in list_checkpoints(run / "checkpoints")] or [0]
     assert saved[-1] in PHASES[phase], said
     assert last_step(run) == saved[-1]  # of what was done, nothing is lost
-    if phase in ("while starting", "after the last save"):
+    if phase == "while starting":
         assert code == -signal.SIGTERM
         reported = "the signal's own exit code"
+    elif phase == "after the last save":
+        assert code == 0, said  # the run is complete
+        reported = "event `finish`, exit code 0"
     elif saved[-1] == STEPS:
         assert code in (0, 128 + signal.SIGTERM)
         reported = f"exit code {code}"
@@ -119,7 +122,7 @@ def test_sigterm_at_any_phase_loses_no_step(tmp_path: Path, whole: list[float], 
     assert curve(read_metrics(run)) == whole
     row(
         f"SIGTERM {phase}",
-        happened=f"{saved[-1]} of {STEPS} steps were done and saved; the same command went on, bitwise",
+        happened=f"{saved[-1]} of {STEPS} steps were done and saved; the same command resumed, bit-for-bit",
         lost="nothing",
         reported=reported,
     )
@@ -137,7 +140,7 @@ def test_other_signals_save_too(tmp_path: Path, whole: list[float], row: Row, nu
     assert curve(read_metrics(run)) == whole
     row(
         f"{number.name} in a step",
-        happened=f"{saved} of {STEPS} steps were done and saved; the same command went on, bitwise",
+        happened=f"{saved} of {STEPS} steps were done and saved; the same command resumed, bit-for-bit",
         lost="nothing",
         reported=f"event `signal`, exit code {128 + number}",
     )
@@ -183,7 +186,7 @@ def test_a_second_signal_ends_it_at_once(
     row(
         f"a second {number.name}, in a {where} that does not end",
         happened=f"ended {seconds:.1f} s later",
-        lost=f"{done - max(saved, default=0)} steps since the last checkpoint, trained again bitwise",
+        lost=f"{done - max(saved, default=0)} steps since the last checkpoint, repeated bit-for-bit",
         reported="the signal's own exit code",
     )
 

@@ -49,7 +49,7 @@ def test_a_slow_loader_is_named(tmp_path: Path, row: Row, world: int) -> None:
     first = slow[0]
     assert first["step"] <= SLOW + WITHIN
     evidence = first["evidence"]
-    assert (evidence["part"], evidence["rank"]) == ("data", world - 1)
+    assert (evidence["phase"], evidence["rank"]) == ("data", world - 1)
     assert f"data of rank {world - 1}" in first["text"]
     assert first["text"] in " ".join(said.split())
     row(
@@ -85,7 +85,7 @@ def test_a_slow_rank_is_named(tmp_path: Path, row: Row) -> None:
         happened=f"it got a tenth of its processor; steps took {evidence['seconds'] / evidence['usual']:.1f} times as "
         f"long; found after {first['step'] - SLOW} steps",
         lost="nothing",
-        reported=f"event `slow-down`: {evidence['part']} of rank 1",
+        reported=f"event `slow-down`: {evidence['phase']} of rank 1",
     )
 
 
