@@ -27,7 +27,7 @@ EXCERPT = 300  # characters of an example
 
 def _plot_file(text: str) -> Path:
     if Path(text).suffix not in PLOTS:
-        raise argparse.ArgumentTypeError(f"{text} must end with {' or '.join(PLOTS)}")
+        raise ValueError(f"{text} must end with {' or '.join(PLOTS)}")
     return Path(text)
 
 

@@ -29,9 +29,9 @@ def _range(text: str) -> range:
     try:
         found = range(int(first), int(last or first) + 1)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a step nor a range of steps such as 10-20") from None
+        raise ValueError(f"{text!r} is neither a step nor a range of steps such as 10-20") from None
     if not found or found[0] < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: steps count from 1, as in metrics.jsonl")
+        raise ValueError(f"{text!r}: steps count from 1, as in metrics.jsonl")
     return found
 
 

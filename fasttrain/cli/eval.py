@@ -26,7 +26,7 @@ TABLES = (  # the columns of sets and of tasks, and how their figures are writte
 def _named(text: str) -> tuple[str, Path]:
     name, equals, path = text.partition("=")
     if not (name and equals and path):
-        raise argparse.ArgumentTypeError(f"{text!r} must be NAME=PATH, as wiki=data/wiki")
+        raise ValueError(f"{text!r} must be NAME=PATH, as wiki=data/wiki")
     return name, Path(path)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fasttrain.cli.options import RUN, command, option, quantity
+from fasttrain.cli.options import RUN, command, option
 from fasttrain.fs import check_is_new
 from fasttrain.units import disk_size, parse_bytes
 
@@ -27,7 +27,7 @@ from fasttrain.units import disk_size, parse_bytes
         "--dtype", "of the weights: fp32 as they were trained, or bf16, rounded to nearest",
         choices=("fp32", "bf16"), default="fp32",
     ),
-    quantity("--shard-size", "of a file of weights, at most", parse_bytes, default="5GB", metavar="BYTES"),
+    option("--shard-size", "of a file of weights, at most", type=parse_bytes, default="5GB", metavar="BYTES"),
     option(
         "--tokenizer", "a tokenizer.json, in place of that of the run's data; none: export without one", metavar="FILE"
     ),

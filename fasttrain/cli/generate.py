@@ -7,8 +7,9 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fasttrain.cli.options import MODEL, RUN, command, flag, group, number, option, runtime_of
 from fasttrain.config import SamplingConfig
@@ -85,12 +86,7 @@ def _prompts(options: argparse.Namespace) -> list[str]:
     return given
 
 
-class TextRequest(NamedTuple):
-    """A text to generate."""
-
-    prompt: str
-    ids: list[int]  # with the separator before it
-    sample: int  # of its prompt
+Request = tuple[str, int]  # a prompt, and which sample of it
 
 
 class Writer:
@@ -103,7 +99,7 @@ class Writer:
     def write(self, prompts: Sequence[str]) -> None:
         """All samples of all prompts, `batch` at a time."""
         options, model = self._options, self._loaded.model
-        texts = [self._request(prompt, sample) for prompt in prompts for sample in range(options.samples)]
+        texts = list(product(prompts, range(options.samples)))
         began, tokens, cut = time.perf_counter(), 0, 0
         for first in range(0, len(texts), options.batch):
             batch = texts[first : first + options.batch]
@@ -111,26 +107,23 @@ class Writer:
                 tokens += len(made.ids)
                 cut += made.ended == "context"
                 if options.json:
-                    print(json.dumps(self._line(text, made)), flush=True)
+                    print(json.dumps(self._line(*text, made)), flush=True)
         seconds = time.perf_counter() - began
         if cut:
             print(f"note: {cut} of {len(texts)} ended at {model.sequence} tokens, the context length", file=sys.stderr)
         print(f"{tokens} tokens in {seconds:.2f} s: {tokens / seconds:.0f} tokens/s", file=sys.stderr)
 
-    def _request(self, prompt: str, sample: int) -> TextRequest:
-        begin = [] if self._loaded.separator is None else [self._loaded.separator]
-        return TextRequest(prompt, [*begin, *self._tokenizer.encode(prompt, add_special_tokens=False).ids], sample)
-
-    def _generate(self, batch: Sequence[TextRequest], *, titled: bool) -> list[Continuation]:
+    def _generate(self, batch: Sequence[Request], *, titled: bool) -> list[Continuation]:
         from fasttrain.tools.generate import generate
 
         separator, ignored = self._loaded.separator, self._options.ignore_end
+        begin = [] if separator is None else [separator]
         steps = generate(
             self._loaded.model,
-            [text.ids for text in batch],
+            [[*begin, *self._tokenizer.encode(prompt, add_special_tokens=False).ids] for prompt, _ in batch],
             tokens=self._options.tokens,
             sampling=self._sampling,
-            samples=[text.sample for text in batch],
+            samples=[sample for _, sample in batch],
             end=None if ignored else separator,
             never=separator if ignored else None,
             vocab=self._tokenizer.get_vocab_size(),
@@ -140,11 +133,11 @@ class Writer:
         *_, made = steps
         return made
 
-    def _line(self, text: TextRequest, made: Continuation) -> dict[str, Any]:
+    def _line(self, prompt: str, sample: int, made: Continuation) -> dict[str, Any]:
         return dict(
-            prompt=text.prompt,
+            prompt=prompt,
             text=self._tokenizer.decode(made.ids),
-            sample=text.sample,
+            sample=sample,
             seed=self._sampling.seed,
             tokens=len(made.ids),
             ended=made.ended,
@@ -153,15 +146,15 @@ class Writer:
 
 
 def _show(
-    batch: Sequence[TextRequest], steps: Iterator[list[Continuation]], tokenizer: Any, *, titled: bool
+    batch: Sequence[Request], steps: Iterator[list[Continuation]], tokenizer: Any, *, titled: bool
 ) -> list[Continuation]:
     """The first text that has not ended, token by token; then at once what the next one has so far, and so on."""
     from fasttrain.tools.generate import TextStream
 
     made = next(steps)
-    for place, text in enumerate(batch):
-        title = f"--- sample {text.sample} ---\n" if titled else ""
-        print(title + (f"\033[1m{text.prompt}\033[0m" if sys.stdout.isatty() else text.prompt), end="", flush=True)
+    for place, (prompt, sample) in enumerate(batch):
+        title = f"--- sample {sample} ---\n" if titled else ""
+        print(title + (f"\033[1m{prompt}\033[0m" if sys.stdout.isatty() else prompt), end="", flush=True)
         stream, shown = TextStream(tokenizer), 0
         while True:
             print(stream.add(made[place].ids[shown:]), end="", flush=True)

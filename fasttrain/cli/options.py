@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -30,10 +31,27 @@ Option = Callable[[Any], object]  # adds itself to a parser, or to a group of on
 
 
 def option(name: str, help: str, **details: Any) -> Option:
-    """An option or a positional argument, with argparse's details; --help shows its default."""
+    """An option or a positional argument, with argparse's details; --help shows its default.
+
+    type: may raise ValueError with what is wrong with the text.
+    """
     if details.get("default") not in (None, "", []):
         help += " (default: %(default)s)"
+    if isinstance(details.get("type"), FunctionType):
+        details["type"] = _said(details["type"])
     return lambda parser: parser.add_argument(name, help=help, **details)
+
+
+def _said(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """argparse keeps the text of an ArgumentTypeError only."""
+
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
 
 
 def flag(name: str, help: str) -> Option:
@@ -45,22 +63,10 @@ def number(name: str, help: str, least: int = 0, **details: Any) -> Option:
 
     def parse(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least {least}")
+            raise ValueError(f"{text!r} must be a whole number of at least {least}")
         return int(text)
 
     return option(name, help, **{"type": parse, "metavar": "N"} | details)
-
-
-def quantity(name: str, help: str, parse: Callable[[str], float], **details: Any) -> Option:
-    """An option that a function of fasttrain.units reads."""
-
-    def value(text: str) -> float:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return option(name, help, type=value, **details)
 
 
 def group(title: str, *options: Option) -> Option:

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fasttrain.cli.options import command, flag, number, option, quantity
+from fasttrain.cli.options import command, flag, number, option
 from fasttrain.config import Config
 from fasttrain.fs import free_bytes
 from fasttrain.gpus import find_gpu, gpus
@@ -40,20 +40,17 @@ CARD = 0.98 * 2**30 / 1e9  # bytes that a process gets of each GB that a card is
     option("--network", "Gbit/s of a node; default: of the usual node", type=float, metavar="GBIT"),
     option("--price", "per GPU-hour; default: the table's", type=float, metavar="USD"),
     option("--size", "parameters that the model is said to have, as 550m", metavar="N"),
-    quantity("--tokens", "tokens that the run is said to see, as 12.8B", parse_count, metavar="N"),
-    quantity("--dataset-tokens", "tokens of the dataset, if it is not here", parse_count, metavar="N"),
-    quantity(
-        "--disk", "disk space for checkpoints, as 10TB; default: what is free where --out exists", parse_bytes,
-        metavar="SIZE",
+    option("--tokens", "tokens that the run is said to see, as 12.8B", type=parse_count, metavar="N"),
+    option("--dataset-tokens", "tokens of the dataset, if it is not here", type=parse_count, metavar="N"),
+    option(
+        "--disk", "for checkpoints, as 10TB; default: what is free where --out exists", type=parse_bytes, metavar="SIZE"
     ),
     flag("--search", "try all combinations of settings, print the best few"),
-    option(
-        "--fit", "the largest model, and the best settings, for a card of so much memory, as 32GB", metavar="SIZE"
-    ),
+    option("--fit", "the largest model, and the best settings, for a card of so much memory, as 32GB", metavar="SIZE"),
     flag("--json", "for scripts"),
     option("--html", "write a page with the memory timeline and scaling curve", type=Path, metavar="FILE"),
     takes_settings=True,
-)  # fmt: skip
+)
 def main(options: argparse.Namespace) -> int:
     """Exit code 0: it can be; 1: contradictions, or it does not fit; 2: a mistake in the command."""
     plan = _plan(options, options.settings)
@@ -102,8 +99,21 @@ def _show(plan: Plan, options: argparse.Namespace) -> None:
     show(plan, console, advice(plan) if _has_advice(plan) and plan.fits else [])
     if options.search and _has_advice(plan):
         show_options(search(settings, hardware, vocab=vocab), console, "the best that fit")
-    if options.fit is not None:
-        _show_fit(settings, hardware, vocab, console)
+    if options.fit is None:
+        return
+    if best := search(settings, hardware, vocab=vocab, best=3):
+        show_options(best, console, f"the best settings for this model in {memory_size(hardware.memory)}")
+    fit = largest_model(settings, hardware, vocab=vocab)
+    if fit is None:
+        console.print(f"no model of these proportions fits in {memory_size(hardware.memory)}")
+        return
+    show_options([fit.option], console, f"the largest model in these proportions: {summary_of(fit)}")
+    tokens = 20 * fit.parameters
+    days = tokens / (fit.option.plan.speed.rate * hardware.gpus) / 86_400
+    console.print(
+        f"  20 tokens per parameter are {tokens / 1e9:,.1f}B, {days:,.0f} days on {hardware.gpus} {hardware.gpu.name}",
+        highlight=False,
+    )
 
 
 def _plan(options: argparse.Namespace, settings: Config) -> Plan:
@@ -165,19 +175,3 @@ def _stated(options: argparse.Namespace, settings: Config) -> Stated:
 def _figures(plan: Plan) -> dict[str, object]:
     keys = ("memory_gib", "tokens_per_second_per_gpu", "mfu", "days", "cost_usd")
     return {key: value for key, value in plan.json().items() if key in keys}
-
-
-def _show_fit(settings: Config, hardware: Hardware, vocab: int, console: Console) -> None:
-    if best := search(settings, hardware, vocab=vocab, best=3):
-        show_options(best, console, f"the best settings for this model in {memory_size(hardware.memory)}")
-    fit = largest_model(settings, hardware, vocab=vocab)
-    if fit is None:
-        console.print(f"no model of these proportions fits in {memory_size(hardware.memory)}")
-        return
-    show_options([fit.option], console, f"the largest model in these proportions: {summary_of(fit)}")
-    tokens = 20 * fit.parameters
-    days = tokens / (fit.option.plan.speed.rate * hardware.gpus) / 86_400
-    console.print(
-        f"  20 tokens per parameter are {tokens / 1e9:,.1f}B, {days:,.0f} days on {hardware.gpus} {hardware.gpu.name}",
-        highlight=False,
-    )
