@@ -70,10 +70,8 @@ def _built(kind: Any, value: Any, name: str) -> Any:
     if origin is tuple:
         kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
         return tuple(_built(kind, item, name) for kind, item in zip(kinds, value, strict=True))
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is Path and type(value) is str:
-        return Path(value)
+    if (kind, type(value)) in ((float, int), (Path, str)):
+        return kind(value)
     if type(value) is not kind:
         raise TypeError(f"{name}: {value!r}")
     return value

@@ -71,40 +71,35 @@ def verify_command(options: argparse.Namespace) -> int:
 )
 def prune_command(options: argparse.Namespace) -> int:
     """Exit code 0: done, and all that is left is valid; 1: something is corrupt, or cannot be deleted; 2: a mistake."""
+    from fasttrain.checkpoint.retention import delete, expendable
+    from fasttrain.config import CheckpointConfig
     from fasttrain.fs import exclusive_lock
     from fasttrain.rundir import RunDir
 
     _paths(options.run)  # raises before the lock makes its directory
     with exclusive_lock(RunDir(options.run).lock, f"another process is training in {options.run}"):
-        return _prune(_paths(options.run), keep=options.keep, dry=options.dry_run)
-
-
-def _prune(paths: list[Path], *, keep: int, dry: bool) -> int:
-    from fasttrain.checkpoint.retention import delete, expendable
-    from fasttrain.config import CheckpointConfig
-
-    found = [_examine(path, verify=True) for path in paths]
-    valid = [checkpoint for _, checkpoint, fault in found if checkpoint and not fault]
-    problems = [f"{path.name} is corrupt and stays: {fault}" for path, _, fault in found if fault]
-    # Only valid ones count: a corrupt checkpoint does not make a valid one expendable
-    going = expendable(valid, CheckpointConfig(keep_last=keep, keep_best=True)) if valid else []
+        found = [_examine(path, verify=True) for path in _paths(options.run)]
+        valid = [checkpoint for _, checkpoint, fault in found if checkpoint and not fault]
+        problems = [f"{path.name} is corrupt and stays: {fault}" for path, _, fault in found if fault]
+        # Only valid ones count: a corrupt checkpoint does not make a valid one expendable
+        going = expendable(valid, CheckpointConfig(keep_last=options.keep, keep_best=True)) if valid else []
+        fates = dict.fromkeys((checkpoint.path for checkpoint in going), "would go" if options.dry_run else "deleted")
+        for path in fates if not options.dry_run else ():
+            try:
+                delete(path)
+            except OSError as error:
+                problems.append(f"{path} could not be deleted: {error}")
+                fates[path] = "could not be deleted"
     screen = console()
     rows = table(screen, "step", "loss", "size", "")
-    goes = "would go" if dry else "deleted"
     for checkpoint in valid:
-        fate = goes if checkpoint in going else "stays"
-        if checkpoint in going and not dry:
-            try:
-                delete(checkpoint.path)
-            except OSError as error:
-                problems.append(f"{checkpoint.path} could not be deleted: {error}")
-                fate = "could not be deleted"
-        rows.add_row(*_cells(checkpoint), fate)
+        rows.add_row(*_cells(checkpoint), fates.get(checkpoint.path, "stays"))
     screen.print(rows)
     for line in problems:
         print(f"fasttrain checkpoint prune: warning: {line}", file=sys.stderr)
+    outcome = f"{len(going)} {'would go' if options.dry_run else 'deleted'}"
     freed = disk_size(sum(checkpoint.bytes for checkpoint in going))
-    screen.print(f"{len(valid) - len(going)} stay, {len(going)} {goes}: {freed}", soft_wrap=True)
+    screen.print(f"{len(valid) - len(going)} stay, {outcome}: {freed}", soft_wrap=True)
     return 1 if problems else 0
 
 

@@ -17,7 +17,7 @@ from fasttrain.cli.options import command, console, flag, number, option, table
 from fasttrain.units import plural
 
 if TYPE_CHECKING:
-    from fasttrain.data.lint import LintFinding, LintReport
+    from fasttrain.data.lint import LintReport
 
 STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 PLOTS = (".png", ".svg")
@@ -96,21 +96,16 @@ def _print(report: LintReport, screen: Console) -> None:
     screen.print(rows)
     errors, warnings = report.having("error"), report.having("warning")
     for finding in (*errors, *warnings):
-        _print_examples(finding, screen)
+        if finding.examples:
+            screen.print(f"{finding.check} in {finding.split}, for example:", style=STYLES[finding.severity])
+        for example in finding.examples:
+            document = "" if example.document is None else f"document {example.document:,}, "
+            origin = "" if example.source is None else f", {example.source}"
+            screen.print(f"  {document}token {example.offset:,}{origin}", markup=False, soft_wrap=True)
+            screen.print(Padding(Text(repr(example.text)[:EXCERPT], overflow="fold"), (0, 0, 0, 4)))
     what = "samples of " if report.quick else ""
     screen.print(
         f"{plural(len(errors), 'error')}, {plural(len(warnings), 'warning')} in {what}{report.dataset}: "
         f"{sum(report.read.values()) / 1e6:,.1f}M tokens in {report.seconds:.1f} s",
         soft_wrap=True,
     )
-
-
-def _print_examples(finding: LintFinding, screen: Console) -> None:
-    if not finding.examples:
-        return
-    screen.print(f"{finding.check} in {finding.split}, for example:", style=STYLES[finding.severity])
-    for example in finding.examples:
-        document = "" if example.document is None else f"document {example.document:,}, "
-        origin = "" if example.source is None else f", {example.source}"
-        screen.print(f"  {document}token {example.offset:,}{origin}", markup=False, soft_wrap=True)
-        screen.print(Padding(Text(repr(example.text)[:EXCERPT], overflow="fold"), (0, 0, 0, 4)))

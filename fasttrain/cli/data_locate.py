@@ -43,15 +43,14 @@ def _range(text: str) -> range:
         option("--step", "a step, or a range; from 1, as metrics count", type=_range, metavar="N|N-M"),
         option("--token", "the step that trained on the run's token number P", type=int, metavar="P"),
         option(
-            "--document", "the steps that saw document D, or what came from a file (the end of its path will do)",
-            metavar="D|FILE[:LINE]",
+            "--document", "the steps that saw it; of a file, the end of its path is enough", metavar="D|FILE[:LINE]"
         ),
     ),
     option("--component", "of a mixture: where the document is", default="", metavar="NAME"),
     option("--rank", "only what this rank had", type=int, metavar="R"),
     flag("--text", "show the decoded text"),
     flag("--json", "a line of JSON for each result"),
-)  # fmt: skip
+)
 def main(options: argparse.Namespace) -> int:
     """Exit code 0: found; 1: the document was not seen; 2: a mistake in the command."""
     if options.document is None:

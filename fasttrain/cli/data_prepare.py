@@ -46,25 +46,13 @@ resumes where it stopped.""",
     ),
     group(
         "how text becomes tokens",
-        option(
-            "--tokenizer", "a tokenizer.json, the directory of a model or dataset that has one, or 'bytes'",
-            metavar="PATH|bytes",
-        ),
-        option(
-            "--train-tokenizer", "train a byte-level BPE with so many tokens on the text; if neither is given, with "
-            f"{TRAINED}", type=int, metavar="N",
-        ),
-        option(
-            "--separator", "the token before each document; default: <|endoftext|>, or what the tokenizer's files say",
-            metavar="TOKEN",
-        ),
+        option("--tokenizer", "a tokenizer.json, a model or dataset that has one, or 'bytes'", metavar="PATH|bytes"),
+        option("--train-tokenizer", f"tokens of a byte-level BPE to train; default: {TRAINED}", type=int, metavar="N"),
+        option("--separator", "before each document; default: the tokenizer's, or <|endoftext|>", metavar="TOKEN"),
     ),
     group(
         "which documents are kept, and for what",
-        option(
-            "--validation", "share of the documents that is held out, by their content: adding others changes nothing",
-            type=float, default=0.005, metavar="SHARE",
-        ),
+        option("--validation", "share to hold out, chosen by content", type=float, default=0.005, metavar="SHARE"),
         option("--shortest", "documents with fewer characters are dropped", type=int, default=16, metavar="N"),
         option("--longest", "longer ones, in bytes, are cut at ends of lines", type=int, default=2**22, metavar="N"),
         flag("--keep-duplicates", "keep documents that are equal to an earlier one"),

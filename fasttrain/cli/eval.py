@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 
-from fasttrain.cli.options import MODEL, RUN, command, console, flag, group, number, option, runtime_of, table
+from fasttrain.cli.options import MODEL, RUN, command, console, flag, group, number, option, table, trained_model
 
 if TYPE_CHECKING:
     from fasttrain.distributed.runtime import Runtime
@@ -61,17 +61,17 @@ def main(options: argparse.Namespace) -> int:
             shown = name.replace("_", "-")
             raise ValueError(f"--{shown} is for tasks, and there are none; add --tasks, or leave it out")
     from fasttrain.rundir import RunDir
-    from fasttrain.tools.evaluate import record
+    from fasttrain.tools.evaluate import record, task_lines
     from fasttrain.tools.report.page import write_report
-    from fasttrain.tools.trained_model import load_model
 
-    with runtime_of(options) as runtime:
+    if options.tasks:
+        from fasttrain.tools.harness import Harness, run_tasks  # before the work: a missing package shows at once
+    with trained_model(options) as (loaded, runtime):
+        lines: list[dict[str, Any]] = []
         if options.tasks:
-            import fasttrain.tools.harness  # noqa: F401  (before the work: a missing package shows at once)
-        loaded = load_model(
-            options.run, device=runtime.device, dtype=runtime.dtype, data=options.data, tokenizer=options.tokenizer
-        )
-        lines = _task_lines(options, loaded) if options.tasks else []
+            harness = Harness(loaded, batch=options.batch or loaded.settings.batch.micro)
+            limits = dict(fewshot=options.fewshot, limit=options.limit, include=options.include_path)
+            lines += task_lines(loaded.checkpoint.step, run_tasks(harness, options.tasks, **limits))
         if not options.tasks or options.set or options.sequences:
             lines += _set_lines(options, loaded, runtime)
         if runtime.is_main:
@@ -96,17 +96,6 @@ def _set_lines(options: argparse.Namespace, loaded: TrainedModel, runtime: Runti
             lines.append(set_line(loaded.checkpoint.step, name, score, loaded.data.first.vocab))
             status.update(f"after {escape(name)}: loss {score.loss:.4f}")
     return lines
-
-
-def _task_lines(options: argparse.Namespace, loaded: TrainedModel) -> list[dict[str, Any]]:
-    from fasttrain.tools.evaluate import task_lines
-    from fasttrain.tools.harness import Harness, run_tasks
-
-    harness = Harness(loaded, batch=options.batch or loaded.settings.batch.micro)
-    results = run_tasks(
-        harness, options.tasks, fewshot=options.fewshot, limit=options.limit, include=options.include_path
-    )
-    return task_lines(loaded.checkpoint.step, results)
 
 
 def _show(options: argparse.Namespace, loaded: TrainedModel, lines: list[dict[str, Any]]) -> None:

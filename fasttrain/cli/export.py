@@ -23,25 +23,20 @@ from fasttrain.units import disk_size, parse_bytes
     __doc__,
     RUN,
     option("--out", "a new or an empty directory", type=Path, required=True, metavar="DIR"),
-    option(
-        "--dtype", "of the weights: fp32 as they were trained, or bf16, rounded to nearest",
-        choices=("fp32", "bf16"), default="fp32",
-    ),
+    option("--dtype", "of the weights; bf16: rounded to nearest", choices=("fp32", "bf16"), default="fp32"),
     option("--shard-size", "of a file of weights, at most", type=parse_bytes, default="5GB", metavar="BYTES"),
-    option(
-        "--tokenizer", "a tokenizer.json, in place of that of the run's data; none: export without one", metavar="FILE"
-    ),
-)  # fmt: skip
+    option("--tokenizer", "in place of that of the run's data; none: export without one", metavar="FILE"),
+)
 def main(options: argparse.Namespace) -> int:
     """Exit code 0: written; 2: a mistake in the command, or a corrupt checkpoint."""
     check_is_new(options.out)
     from fasttrain.checkpoint import find
     from fasttrain.distributed.runtime import DTYPES
-    from fasttrain.hf.export import describe, export, weights
+    from fasttrain.hf.export import Weights, describe, export
 
     checkpoint = find(options.run)
     source = describe(checkpoint, options.tokenizer)
-    found = weights(checkpoint, source.settings.model, DTYPES[options.dtype])
+    found = Weights(checkpoint, source.settings.model, DTYPES[options.dtype])
     screen = Console(stderr=True, highlight=False)
     with screen.status(f"comparing {checkpoint.path} with its checksums, {disk_size(checkpoint.bytes)}"):
         checkpoint.verify()

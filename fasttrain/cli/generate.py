@@ -11,14 +11,19 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fasttrain.cli.options import MODEL, RUN, command, flag, group, number, option, runtime_of
+from fasttrain.cli.options import MODEL, RUN, command, flag, group, number, option, trained_model
 from fasttrain.config import SamplingConfig
 
 if TYPE_CHECKING:
     from fasttrain.tools.generate import Continuation, Sampling
     from fasttrain.tools.trained_model import TrainedModel
 
-DEFAULTS = SamplingConfig()
+SAMPLING = {  # the fields of SamplingConfig
+    "temperature": "above 1: more daring; 0: the likeliest token, always",
+    "top_k": "only the N likeliest tokens; 0: all",
+    "top_p": "of these, only the likeliest that have N of the probability together",
+    "seed": "the same seed gives the same text",
+}
 
 
 @command(
@@ -28,44 +33,30 @@ DEFAULTS = SamplingConfig()
     group(
         "what to continue",
         option("--prompt", "repeatable; empty: a new document", action="append", default=[], metavar="TEXT"),
-        option(
-            "--prompt-file", "a text file, - for the input", action="append", default=[], type=Path, metavar="FILE"
-        ),
+        option("--prompt-file", "a text; -: the input", action="append", default=[], type=Path, metavar="FILE"),
         flag("--interactive", "ask for prompts, one a line"),
         number("--samples", "texts for each prompt", least=1, default=1),
     ),
     group(
         "how",
         number("--tokens", "length of a continuation", least=1, default=128),
-        option(
-            "--temperature", "above 1: more daring; 0: the likeliest token, always",
-            type=float, default=DEFAULTS.temperature, metavar="T",
+        *(
+            option(f"--{name.replace('_', '-')}", SAMPLING[name], type=type(default), default=default, metavar="N")
+            for name, default in vars(SamplingConfig()).items()
         ),
-        option("--top-k", "only the K likeliest tokens; 0: all", type=int, default=DEFAULTS.top_k, metavar="K"),
-        option(
-            "--top-p", "of these, only the likeliest that have P of the probability together",
-            type=float, default=DEFAULTS.top_p, metavar="P",
-        ),
-        option("--seed", "the same seed gives the same text", type=int, default=0, metavar="N"),
         flag("--ignore-end", "never end a document before the last token"),
         number("--batch", "texts at a time", least=1, default=8),
         flag("--json", "a line of JSON for each text, once it has ended"),
     ),
     group("where", *MODEL),
-)  # fmt: skip
+)
 def main(options: argparse.Namespace) -> int:
     """Exit code 0: all texts are there; 2: a mistake in the command."""
-    checked = SamplingConfig(
-        temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed
-    )
+    checked = SamplingConfig(**{name: getattr(options, name) for name in SAMPLING})
     prompts = _prompts(options)
     from fasttrain.tools.generate import Sampling
-    from fasttrain.tools.trained_model import load_model
 
-    with runtime_of(options) as runtime:
-        loaded = load_model(
-            options.run, device=runtime.device, dtype=runtime.dtype, data=options.data, tokenizer=options.tokenizer
-        )
+    with trained_model(options) as (loaded, _):
         writer = Writer(loaded, Sampling(**vars(checked)), options)
         if options.interactive:
             _interact(writer)
@@ -103,11 +94,15 @@ class Writer:
         began, tokens, cut = time.perf_counter(), 0, 0
         for first in range(0, len(texts), options.batch):
             batch = texts[first : first + options.batch]
-            for text, made in zip(batch, self._generate(batch, titled=len(texts) > 1), strict=True):
+            continuations = self._generate(batch, titled=len(texts) > 1)
+            for (prompt, sample), made in zip(batch, continuations, strict=True):
                 tokens += len(made.ids)
                 cut += made.ended == "context"
                 if options.json:
-                    print(json.dumps(self._line(*text, made)), flush=True)
+                    text = self._tokenizer.decode(made.ids)
+                    line = dict(prompt=prompt, text=text, sample=sample, seed=self._sampling.seed)
+                    line |= dict(tokens=len(made.ids), ended=made.ended, step=self._loaded.checkpoint.step)
+                    print(json.dumps(line), flush=True)
         seconds = time.perf_counter() - began
         if cut:
             print(f"note: {cut} of {len(texts)} ended at {model.sequence} tokens, the context length", file=sys.stderr)
@@ -132,17 +127,6 @@ class Writer:
             return _show(batch, steps, self._tokenizer, titled=titled)
         *_, made = steps
         return made
-
-    def _line(self, prompt: str, sample: int, made: Continuation) -> dict[str, Any]:
-        return dict(
-            prompt=prompt,
-            text=self._tokenizer.decode(made.ids),
-            sample=sample,
-            seed=self._sampling.seed,
-            tokens=len(made.ids),
-            ended=made.ended,
-            step=self._loaded.checkpoint.step,
-        )
 
 
 def _show(

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
@@ -26,6 +26,7 @@ from fasttrain.recipes import RECIPES
 
 if TYPE_CHECKING:
     from fasttrain.distributed.runtime import Runtime
+    from fasttrain.tools.trained_model import TrainedModel
 
 Option = Callable[[Any], object]  # adds itself to a parser, or to a group of one
 
@@ -141,22 +142,25 @@ MODEL = (  # where a trained model's data is, and what the model runs on
     option("--tokenizer", "tokenizer.json, of data that comes without one", type=Path, metavar="FILE"),
     option("--device", "auto: cuda where there is one", choices=("auto", "cpu", "cuda"), default="auto"),
     option(
-        "--dtype", "auto: fp32 on CPUs, bf16 on GPUs that have it",
-        choices=("auto", "fp32", "bf16", "fp16"), default="auto",
+        "--dtype", "auto: fp32; bf16 on GPUs that have it", choices=("auto", "fp32", "bf16", "fp16"), default="auto"
     ),
-)  # fmt: skip
+)
 
 
-def runtime_of(options: argparse.Namespace) -> AbstractContextManager[Runtime]:
-    """Start what --device and --dtype ask for."""
+@contextmanager
+def trained_model(options: argparse.Namespace) -> Iterator[tuple[TrainedModel, Runtime]]:
+    """The model of options.run, on what --device and --dtype ask for."""
     import torch
 
     from fasttrain.config import ParallelConfig
     from fasttrain.distributed.runtime import start
+    from fasttrain.tools.trained_model import load_model
 
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device cuda: torch {torch.__version__} sees no GPU; leave it out, or say --device cpu")
-    return start(ParallelConfig(device=options.device, precision=options.dtype))
+    with start(ParallelConfig(device=options.device, precision=options.dtype)) as runtime:
+        where = dict(data=options.data, tokenizer=options.tokenizer)
+        yield load_model(options.run, device=runtime.device, dtype=runtime.dtype, **where), runtime
 
 
 def console() -> Console:

@@ -97,8 +97,7 @@ def _with_components(default: Config, arguments: Sequence[str]) -> Config:
     prefix = "--data.mixture."
     names = [argument.removeprefix(prefix).split(".")[0] for argument in arguments if argument.startswith(prefix)]
     added = {name: ComponentConfig(path=tyro.MISSING) for name in names if name not in default.data.mixture}
-    mixture = default.data.mixture | added
-    return dataclasses.replace(default, data=dataclasses.replace(default.data, mixture=mixture))
+    return dataclasses.replace(default, data=dataclasses.replace(default.data, mixture=default.data.mixture | added))
 
 
 OTHER_TRAINERS = {  # what other trainers call a setting, and what it is called here
@@ -131,8 +130,7 @@ def _hint(argument: str) -> str:
     ours = [name for name, theirs in OTHER_TRAINERS.items() if last in theirs]
     if argument.startswith("--") and ours and argument not in ours:
         return f"{argument} is unknown; here it is {ours[0]}"
-    values = {f.name: getattr(Config(), f.name) for f in dataclasses.fields(Config)}
-    sections = {name: list(vars(value)) for name, value in values.items() if dataclasses.is_dataclass(value)}
+    sections = {name: list(vars(value)) for name, value in vars(Config()).items() if dataclasses.is_dataclass(value)}
     section, _, key = argument.removeprefix("--").partition(".")
     key = key.split(".")[0]
     if not argument.startswith("--") or not key or key in sections.get(section, []):
@@ -162,9 +160,10 @@ def _arguments(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _flat(value: Any) -> Iterator[Any]:
-    items = value.items() if isinstance(value, Mapping) else value
-    if isinstance(value, Mapping | list | tuple):
-        for item in items:
+    if isinstance(value, Mapping):
+        value = list(value.items())
+    if isinstance(value, list | tuple):
+        for item in value:
             yield from _flat(item)
     else:
         yield value

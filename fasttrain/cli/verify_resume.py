@@ -37,18 +37,13 @@ STYLES = {"bitwise": "green", "within rounding": "green", "differs": "bold red",
     __doc__,
     number("--steps", "length of the runs", least=2, default=8),
     number("--kill-at", "kill once step K is saved; default: N / 2", least=1, metavar="K"),
-    number(
-        "--save-every", "steps between checkpoints, which are compared and all stay until the end",
-        least=1, default=1, metavar="S",
-    ),
+    number("--save-every", "steps between checkpoints, which are compared and stay until the end", least=1, default=1),
     number("--ranks", "default: as many as there are GPUs; on a CPU as few as can be", least=1, metavar="R"),
-    number(
-        "--other-ranks", "resume from step K on so many; default: another number that is possible; 0: none", metavar="R"
-    ),
+    number("--other-ranks", "resume from step K on so many, 0: none; default: another that is possible", metavar="R"),
     option("--keep", "leave runs, logs and verify_resume.json in DIR", type=Path, metavar="DIR"),
     flag("--json", "print the result as JSON"),
     takes_settings=True,
-)  # fmt: skip
+)
 def main(options: argparse.Namespace) -> int:
     """Exit code 0: passed; 1: something differs, or a run failed; 2: a mistake; 128 + n: ended by signal n."""
     kill_at = _kill_at(options)  # mistakes show before torch is imported

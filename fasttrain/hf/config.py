@@ -54,6 +54,9 @@ def _read(directory: Path) -> dict[str, Any]:
         )
     try:
         content = json.loads(path.read_text("utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it holds no object")
+        return content
     except FileNotFoundError:
         raise FileNotFoundError(
             f"from_hf: {directory} has no {NAME}, so it is no Hugging Face checkpoint; a run of fasttrain is started "
@@ -61,9 +64,6 @@ def _read(directory: Path) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise ValueError(f"from_hf: {path} is corrupt ({error})") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"from_hf: {path} is corrupt: it holds no object")
-    return content
 
 
 def _refusals(content: dict[str, Any]) -> Iterator[str]:

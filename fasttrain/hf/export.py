@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,14 +47,21 @@ _READ_BYTES = 256 * 2**20  # in one call; a larger tensor is read alone
 _OTHER_BYTES = 64 * 2**20  # of all but the weights
 
 
-@dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The tensors to write, by their names in Transformers."""
+    """The tensors to write, by their names in Transformers. Making it reads the checkpoint's metadata only."""
 
-    checkpoint: Checkpoint
-    packed: dict[str, dict[str, int]]  # our tensors, of which they are rows
-    shapes: dict[str, tuple[int, ...]]
-    dtype: torch.dtype
+    def __init__(self, checkpoint: Checkpoint, model: ModelConfig, dtype: torch.dtype) -> None:
+        self.checkpoint, self.dtype = checkpoint, dtype
+        saved = {
+            name.removeprefix("model."): tuple(tensor.size)
+            for name, tensor in saved_tensors(checkpoint.path).items()
+            if name.startswith("model.")
+        }
+        self.packed = parts(model, {name: size[0] for name, size in saved.items()})  # our tensors: their rows
+        assert self.packed.keys() == saved.keys(), f"{checkpoint.path} has other tensors than its model"
+        self.shapes = {
+            theirs: (n, *saved[ours][1:]) for ours, rows in self.packed.items() for theirs, n in rows.items()
+        }
 
     @property
     def parameters(self) -> int:
@@ -66,7 +73,7 @@ class Weights:
 
     def files(self, most: int) -> dict[str, list[str]]:
         """Names of files, at most so many bytes each unless one tensor has more, and the tensors in them."""
-        groups = list(_groups(self.shapes, lambda name: math.prod(self.shapes[name]) * self.dtype.itemsize, most))
+        groups = list(_groups({name: math.prod(x) * self.dtype.itemsize for name, x in self.shapes.items()}, most))
         if len(groups) == 1:
             return {SINGLE: groups[0]}
         return {f"model-{i:05}-of-{len(groups):05}.safetensors": names for i, names in enumerate(groups, 1)}
@@ -94,26 +101,13 @@ class Weights:
         saved: Any = reader.read_metadata().state_dict_metadata
         names = {f"model.{ours}": rows for ours, rows in self.packed.items()}
         sizes = {name: math.prod(saved[name].size) * saved[name].properties.dtype.itemsize for name in names}
-        for group in _groups(names, sizes.__getitem__, most):
+        for group in _groups(sizes, most):
             state = {name: torch.empty(saved[name].size, dtype=saved[name].properties.dtype) for name in group}
             load(self.checkpoint, state, None, reader)
             for name in group:
                 rows = names[name]
                 for theirs, part in zip(rows, state.pop(name).split(list(rows.values())), strict=True):
                     yield theirs, part.to(self.dtype)
-
-
-def weights(checkpoint: Checkpoint, model: ModelConfig, dtype: torch.dtype) -> Weights:
-    """The weights of a checkpoint; reads its metadata only."""
-    saved = {
-        name.removeprefix("model."): tuple(tensor.size)
-        for name, tensor in saved_tensors(checkpoint.path).items()
-        if name.startswith("model.")
-    }
-    packed = parts(model, {name: size[0] for name, size in saved.items()})
-    assert packed.keys() == saved.keys(), f"{checkpoint.path} has other tensors than its model"
-    shapes = {theirs: (n, *saved[ours][1:]) for ours, rows in packed.items() for theirs, n in rows.items()}
-    return Weights(checkpoint=checkpoint, packed=packed, shapes=shapes, dtype=dtype)
 
 
 class _Reader(FileSystemReader):
@@ -127,16 +121,16 @@ class _Reader(FileSystemReader):
         return self._metadata
 
 
-def _groups(names: Iterable[str], size: Callable[[str], int], most: int) -> Iterator[list[str]]:
+def _groups(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
     """Names in order, as many together as fit."""
     group: list[str] = []
     held = 0
-    for name in names:
-        if group and held + size(name) > most:
+    for name, size in sizes.items():
+        if group and held + size > most:
             yield group
             group, held = [], 0
         group.append(name)
-        held += size(name)
+        held += size
     if group:
         yield group
 
@@ -229,7 +223,7 @@ def export(
     on_progress: Callable[[int], None] = lambda _: None,  # bytes of weights written
 ) -> None:
     """Write a Hugging Face checkpoint. The caller has verified the source; nothing shows at `out` before the end."""
-    found = weights(source.checkpoint, source.settings.model, DTYPES[dtype])
+    found = Weights(source.checkpoint, source.settings.model, DTYPES[dtype])
     if (free := free_bytes(out.absolute())) < found.bytes + _OTHER_BYTES:
         raise ValueError(
             f"export: {disk_size(found.bytes)} of weights do not fit in the {disk_size(free)} that are free at {out}; "
