@@ -27,6 +27,7 @@ from tests.runs import SMALL
 # Placeholders, and figures of runs that are longer than those of a test
 IN_A_TEST = {
     "RUN": "runs/tiny",
+    "NAME": "tiny",
     "OTHER": "runs/b",
     "N": "3",
     "DIR": "data/mine",
