@@ -195,6 +195,16 @@ class ParallelConfig:
     timeout: int = 600
     """Seconds within which all ranks have ended when one of them died or hangs."""
 
+    def indivisible(self, ranks: int) -> str:
+        """Why so many ranks cannot form dp_replicate groups, with the settings that mend it; empty: they can."""
+        if ranks % self.dp_replicate == 0:
+            return ""
+        smaller = next(n for n in range(min(self.dp_replicate, ranks), 0, -1) if ranks % n == 0)
+        return (
+            f"parallel.dp_replicate ({self.dp_replicate}) must divide the number of ranks, {ranks}; set it to "
+            f"{smaller}, or start a multiple of {self.dp_replicate} ranks"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:

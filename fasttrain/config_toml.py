@@ -18,7 +18,7 @@ from fasttrain.config import Config
 
 def to_toml(config: Config) -> str:
     """The effective configuration, as --config reads it."""
-    return tomli_w.dumps(_plain(dataclasses.asdict(config)))
+    return tomli_w.dumps(_plain(config))
 
 
 def from_toml(text: str) -> Config:
@@ -42,13 +42,12 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 def summary(config: Config) -> list[str]:
     """The effective configuration, a line for each section."""
-    table = _plain(dataclasses.asdict(config))
-    sections = {"run": {key: value for key, value in table.items() if not isinstance(value, Mapping)}}
-    sections |= {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    table = _plain(config)
+    sections = {key: table.pop(key) for key in list(table) if isinstance(table[key], Mapping)}
     layout: dict[str, Any] = dict(width=100, subsequent_indent=" " * 11, break_long_words=False, break_on_hyphens=False)
     return [
         textwrap.fill(f"{name:<11}" + " ".join(f"{key}={value}" for key, value in flat(items)), **layout)
-        for name, items in sections.items()
+        for name, items in {"run": table, **sections}.items()
     ]
 
 
@@ -71,16 +70,16 @@ def _built(kind: Any, value: Any, name: str) -> Any:
     if origin is tuple:
         kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
         return tuple(_built(kind, item, name) for kind, item in zip(kinds, value, strict=True))
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is Path and type(value) is str:
-        return Path(value)
+    if (kind, type(value)) in ((float, int), (Path, str)):
+        return kind(value)
     if type(value) is not kind:
         raise TypeError(f"{name}: {value!r}")
     return value
 
 
 def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return _plain(vars(value))
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if value is None or isinstance(value, Path):

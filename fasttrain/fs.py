@@ -59,18 +59,16 @@ class HashedFile(io.BufferedWriter):
         """keep: bytes of an existing file to append to; what is beyond them goes. None: the file must be new."""
         super().__init__(io.FileIO(path, "x" if keep is None else "r+" if keep else "w"), buffer)
         self._path, self._sha256, self._size = path, hashlib.sha256(), 0
-        if keep:
-            self._keep(keep)
-
-    def _keep(self, size: int) -> None:
-        with open(self._path, "rb") as file:
-            while self._size < size and (data := file.read(min(2**20, size - self._size))):
+        if not keep:
+            return
+        with open(path, "rb") as file:
+            while self._size < keep and (data := file.read(min(2**20, keep - self._size))):
                 self._sha256.update(data)
                 self._size += len(data)
-        if self._size < size:
-            raise ValueError(f"{self._path} has {self._size} bytes instead of {size}")
-        self.truncate(size)
-        self.seek(size)
+        if self._size < keep:
+            raise ValueError(f"{path} has {self._size} bytes instead of {keep}")
+        self.truncate(keep)
+        self.seek(keep)
 
     def write(self, data: ReadableBuffer, /) -> int:
         self._sha256.update(data)

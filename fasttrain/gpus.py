@@ -13,6 +13,9 @@ from typing import Any
 TABLE = Path(__file__).with_name("gpus.toml")
 # With one of these in its name, a card is not the one of the table
 _OTHER_CARDS = {"MIG", "Laptop", "Ti", "D", "SUPER"}
+_UNITS = {  # of the figures in the table
+    "memory": 2**30, "half": 1e12, "tf32": 1e12, "fp32": 1e12, "bandwidth": 1e9, "link": 1e9, "network": 1e9 / 8,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,7 @@ class Gpu:
     link: float  # between the GPUs of a node, each way
     node: int  # GPUs of the usual node
     network: float  # of the usual node
-    price: float | None  # USD per hour
+    price: float | None = None  # USD per hour
 
     def peak(self, precision: str) -> float:
         """FLOP/s of matmuls in bf16, fp16 or fp32."""
@@ -40,7 +43,11 @@ class Gpu:
 @cache
 def gpus() -> dict[str, Gpu]:
     """All of the table, by name."""
-    return {name: _gpu(name, row) for name, row in _table().items() if isinstance(row, dict)}
+    return {
+        name: Gpu(name=name, **{key: value * _UNITS.get(key, 1) for key, value in row.items()})
+        for name, row in _table().items()
+        if isinstance(row, dict)
+    }
 
 
 def prices_from() -> str:
@@ -69,20 +76,3 @@ def gpu_of_device(device: str) -> Gpu | None:
 @cache
 def _table() -> dict[str, Any]:
     return tomllib.loads(TABLE.read_text("utf-8"))
-
-
-def _gpu(name: str, row: dict[str, Any]) -> Gpu:
-    return Gpu(
-        name=name,
-        device=row["device"],
-        architecture=row["architecture"],
-        memory=row["memory"] * 2**30,
-        half=row["half"] * 1e12,
-        tf32=row["tf32"] * 1e12,
-        fp32=row["fp32"] * 1e12,
-        bandwidth=row["bandwidth"] * 1e9,
-        link=row["link"] * 1e9,
-        node=row["node"],
-        network=row["network"] * 1e9 / 8,
-        price=row.get("price"),
-    )

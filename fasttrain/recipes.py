@@ -154,6 +154,5 @@ def qwen3_1b() -> Config:
 @recipe("qwen3-8b")
 def qwen3_8b() -> Config:
     """Qwen3-8B's shape."""
-    return replace(
-        _qwen3(36, 4096, 32, 12_288, tied=False, lr=3e-4, micro=1), parallel=ParallelConfig(recompute="selective")
-    )
+    parallel = ParallelConfig(recompute="selective")
+    return replace(_qwen3(36, 4096, 32, 12_288, tied=False, lr=3e-4, micro=1), parallel=parallel)

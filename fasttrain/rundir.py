@@ -3,72 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 
-class RunDir(NamedTuple):
+class RunDir:
     """The directory of a run, `--out`."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"  # the effective configuration
+        self.checkpoints = path / "checkpoints"
+        self.metrics = path / "metrics.jsonl"  # a line for each step
+        self.validations = path / "validation.jsonl"  # a line for each validation set, each time
+        self.events = path / "events.jsonl"  # a line for each event
+        self.evaluations = path / "evaluations.jsonl"  # a line for each set or task of `fasttrain eval`
+        self.segments = path / "batches.jsonl"  # a line for each data segment: which batches which steps have
+        self.lock = path / ".lock"  # held by the process that trains
+        self.report = path / "report.html"
+        self.profile = path / "profile"
+        self.tensorboard = path / "tensorboard"
+        self.wandb = path / "wandb.json"  # the id of the run on Weights & Biases
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Path) -> RunDir | None:
         """The run that a checkpoint's directory belongs to; None: it lies elsewhere."""
         run = cls(checkpoint.parent.parent)
         return run if checkpoint.parent == run.checkpoints else None
-
-    @property
-    def config(self) -> Path:
-        """The effective configuration."""
-        return self.path / "config.toml"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def metrics(self) -> Path:
-        """A line for each step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def validations(self) -> Path:
-        """A line for each validation set, each time."""
-        return self.path / "validation.jsonl"
-
-    @property
-    def events(self) -> Path:
-        """A line for each event."""
-        return self.path / "events.jsonl"
-
-    @property
-    def evaluations(self) -> Path:
-        """A line for each set or task of `fasttrain eval`."""
-        return self.path / "evaluations.jsonl"
-
-    @property
-    def segments(self) -> Path:
-        """A line for each data segment: which batches which steps have."""
-        return self.path / "batches.jsonl"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the process that trains."""
-        return self.path / ".lock"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def profile(self) -> Path:
-        return self.path / "profile"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def wandb(self) -> Path:
-        """The id of the run on Weights & Biases."""
-        return self.path / "wandb.json"

@@ -4,212 +4,158 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.markup import escape
 
-from fasttrain.cli.errors import user_errors
-from fasttrain.cli.options import RUN_HELP, at_least, console, table
+from fasttrain.cli.options import RUN, RUN_DIRECTORY, command, console, flag, number, table
 from fasttrain.units import disk_size
 
 if TYPE_CHECKING:
     from fasttrain.checkpoint import Checkpoint
 
-PRUNE = "fasttrain checkpoint prune"
 
-
-def list_command(arguments: Sequence[str]) -> int:
+@command(
+    "checkpoint list",
+    "The checkpoints of a run, as far as checkpoint.json tells; verify reads the rest too.",
+    RUN_DIRECTORY,
+)
+def list_command(options: argparse.Namespace) -> int:
     """Exit code 0: all can be read; 1: some cannot; 2: a mistake in the command."""
-    options = _list_parser().parse_args(arguments)
-    with user_errors("fasttrain checkpoint list"):
-        found = _read_all(_directory(options.run))
-    readable = [checkpoint for _, checkpoint in found if not isinstance(checkpoint, str)]
-    best = _best(readable)
+    found = [_examine(path, verify=False) for path in _paths(options.run)]
+    readable = [checkpoint for _, checkpoint, _ in found if checkpoint]
+    scored = [(c.loss, -c.step, c) for c in readable if c.loss is not None and math.isfinite(c.loss)]
+    best = min(scored, key=lambda entry: entry[:2])[2] if scored else None
     screen = console()
     rows = table(screen, "step", "loss", "size", "saved", "ranks", "")
-    for path, checkpoint in found:
-        if isinstance(checkpoint, str):
-            rows.add_row(path.name, "", "", "", "", f"[bold red]corrupt: {escape(checkpoint)}[/]")
+    for path, checkpoint, fault in found:
+        if checkpoint is None:
+            rows.add_row(path.name, "", "", "", "", f"[bold red]corrupt: {escape(fault)}[/]")
             continue
-        saved = datetime.fromtimestamp(os.stat(path).st_mtime).strftime("%Y-%m-%d %H:%M:%S")
+        saved = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M:%S")
         ranks = str(checkpoint.metadata.get("world_size", ""))
         marks = ", ".join(name for name, one in (("newest", readable[-1]), ("best", best)) if one is checkpoint)
-        size = disk_size(checkpoint.bytes)
-        rows.add_row(str(checkpoint.step), _loss(checkpoint), size, saved, ranks, f"[green]{marks}[/]")
+        rows.add_row(*_cells(checkpoint), saved, ranks, f"[green]{marks}[/]")
     screen.print(rows)
     total = sum(checkpoint.bytes for checkpoint in readable)
     screen.print(f"{len(found)} in {options.run}: {disk_size(total)}", soft_wrap=True)
     return 0 if len(readable) == len(found) else 1
 
 
-def verify_command(arguments: Sequence[str]) -> int:
+@command(
+    "checkpoint verify", "Read every file of a run's checkpoints and compare it with what was written.", RUN
+)  # fmt: skip
+def verify_command(options: argparse.Namespace) -> int:
     """Exit code 0: all are valid; 1: some are corrupt; 2: a mistake in the command."""
-    options = _verify_parser().parse_args(arguments)
-    with user_errors("fasttrain checkpoint verify"):
-        found = _asked_for(options.what)
-    screen, corrupt = console(), 0
+    found = [_examine(path, verify=True) for path in _asked_for(options.run)]
+    screen = console()
     rows = table(screen, "step", "size", "")
-    for path, checkpoint in found:
-        if isinstance(checkpoint, str):
-            step, size, wrong = path.name, "", checkpoint
-        else:
-            step, size, wrong = str(checkpoint.step), disk_size(checkpoint.bytes), _corruption(checkpoint)
-        rows.add_row(step, size, f"[bold red]corrupt: {escape(wrong)}[/]" if wrong else "[green]valid[/]")
-        corrupt += bool(wrong)
+    for path, checkpoint, fault in found:
+        step, _, size = _cells(checkpoint) if checkpoint else (path.name, "", "")
+        rows.add_row(step, size, f"[bold red]corrupt: {escape(fault)}[/]" if fault else "[green]valid[/]")
     screen.print(rows)
+    corrupt = sum(bool(fault) for *_, fault in found)
     screen.print(f"{len(found) - corrupt} valid, {corrupt} corrupt", soft_wrap=True)
     return 1 if corrupt else 0
 
 
-def prune_command(arguments: Sequence[str]) -> int:
+@command(
+    "checkpoint prune",
+    "Delete old checkpoints of a run that is not being trained. The newest valid ones and the best stay.",
+    RUN_DIRECTORY,
+    number("--keep", "the newest valid ones", least=1, required=True),
+    flag("--dry-run", "only show what would go"),
+)
+def prune_command(options: argparse.Namespace) -> int:
     """Exit code 0: done, and all that is left is valid; 1: something is corrupt, or cannot be deleted; 2: a mistake."""
-    options = _prune_parser().parse_args(arguments)
+    from fasttrain.checkpoint.retention import delete, expendable
+    from fasttrain.config import CheckpointConfig
     from fasttrain.fs import exclusive_lock
     from fasttrain.rundir import RunDir
 
-    with user_errors(PRUNE):
-        directory, taken = _directory(options.run), f"another process is training in {options.run}"
-        with exclusive_lock(RunDir(options.run).lock, taken):
-            return _prune(directory, keep=options.keep, dry=options.dry_run)
-
-
-def _prune(directory: Path, *, keep: int, dry: bool) -> int:
-    from fasttrain.checkpoint.retention import expendable
-    from fasttrain.config import CheckpointConfig
-
-    valid, problems = [], []
-    for path, checkpoint in _read_all(directory):
-        wrong = checkpoint if isinstance(checkpoint, str) else _corruption(checkpoint)
-        if isinstance(checkpoint, str) or wrong:
-            problems.append(f"{path.name} is corrupt and stays: {wrong}")
-        else:
-            valid.append(checkpoint)
-    # Only valid ones count: a corrupt checkpoint does not make a valid one expendable
-    going = expendable(valid, CheckpointConfig(keep_last=keep, keep_best=True)) if valid else []
+    _paths(options.run)  # raises before the lock makes its directory
+    with exclusive_lock(RunDir(options.run).lock, f"another process is training in {options.run}"):
+        found = [_examine(path, verify=True) for path in _paths(options.run)]
+        valid = [checkpoint for _, checkpoint, fault in found if checkpoint and not fault]
+        problems = [f"{path.name} is corrupt and stays: {fault}" for path, _, fault in found if fault]
+        # Only valid ones count: a corrupt checkpoint does not make a valid one expendable
+        going = expendable(valid, CheckpointConfig(keep_last=options.keep, keep_best=True)) if valid else []
+        fates = dict.fromkeys((checkpoint.path for checkpoint in going), "would go" if options.dry_run else "deleted")
+        for path in fates if not options.dry_run else ():
+            try:
+                delete(path)
+            except OSError as error:
+                problems.append(f"{path} could not be deleted: {error}")
+                fates[path] = "could not be deleted"
     screen = console()
     rows = table(screen, "step", "loss", "size", "")
     for checkpoint in valid:
-        fate = ("would go" if dry else "deleted") if checkpoint in going else "stays"
-        if checkpoint in going and not dry and (problem := _delete(checkpoint)):
-            problems.append(problem)
-            fate = "could not be deleted"
-        rows.add_row(str(checkpoint.step), _loss(checkpoint), disk_size(checkpoint.bytes), fate)
+        rows.add_row(*_cells(checkpoint), fates.get(checkpoint.path, "stays"))
     screen.print(rows)
     for line in problems:
-        print(f"{PRUNE}: warning: {line}", file=sys.stderr)
-    freed, left = disk_size(sum(checkpoint.bytes for checkpoint in going)), len(valid) - len(going)
-    screen.print(f"{left} stay, {len(going)} {'would go' if dry else 'deleted'}: {freed}", soft_wrap=True)
+        print(f"fasttrain checkpoint prune: warning: {line}", file=sys.stderr)
+    outcome = f"{len(going)} {'would go' if options.dry_run else 'deleted'}"
+    freed = disk_size(sum(checkpoint.bytes for checkpoint in going))
+    screen.print(f"{len(valid) - len(going)} stay, {outcome}: {freed}", soft_wrap=True)
     return 1 if problems else 0
 
 
-def _directory(run: Path) -> Path:
-    """Where a run has its checkpoints; an error if it has none."""
+class Examined(NamedTuple):
+    """A checkpoint's directory and what was found there."""
+
+    path: Path
+    checkpoint: Checkpoint | None  # None: its checkpoint.json cannot be read
+    fault: str  # empty: none
+
+
+def _examine(path: Path, *, verify: bool) -> Examined:
+    """Read its checkpoint.json; to verify, all its files too."""
+    from fasttrain.checkpoint import Checkpoint
+
+    checkpoint, fault = None, ""
+    try:
+        checkpoint = Checkpoint.read(path)
+        if verify:
+            checkpoint.verify()
+    except Exception as error:  # whatever the disk does, it is this checkpoint that has it
+        fault = (str(error) or repr(error)).removeprefix("checkpoint: ").removesuffix("; resume from an earlier one")
+    return Examined(path, checkpoint, fault)
+
+
+def _cells(checkpoint: Checkpoint) -> tuple[str, str, str]:
+    """Step, loss and size."""
+    loss = "" if checkpoint.loss is None else f"{checkpoint.loss:.4f}"
+    return str(checkpoint.step), loss, disk_size(checkpoint.bytes)
+
+
+def _paths(run: Path) -> list[Path]:
+    """Every checkpoint of a run by step; an error if it has none."""
     from fasttrain.checkpoint import committed_paths
     from fasttrain.rundir import RunDir
 
     if not run.is_dir():
         raise FileNotFoundError(f"{run} {'is not a directory' if run.exists() else 'does not exist'}; name a run")
-    directory = RunDir(run).checkpoints
-    if not committed_paths(directory):
-        raise ValueError(f"there are no checkpoints in {directory}; is {run} the directory of a run?")
-    return directory
+    if not (paths := committed_paths(RunDir(run).checkpoints)):
+        raise ValueError(f"there are no checkpoints in {RunDir(run).checkpoints}; is {run} the directory of a run?")
+    return paths
 
 
-def _read_all(directory: Path) -> list[tuple[Path, Checkpoint | str]]:
-    """Every checkpoint by step, or what is wrong with its checkpoint.json."""
+def _asked_for(name: str) -> list[Path]:
+    """All checkpoints of a run; or the one that RUN@STEP or its own directory means."""
     from fasttrain.checkpoint import committed_paths
 
-    return [(path, _read(path)) for path in committed_paths(directory)]
-
-
-def _read(path: Path) -> Checkpoint | str:
-    from fasttrain.checkpoint import Checkpoint
-
-    try:
-        return Checkpoint.read(path)
-    except (ValueError, OSError, KeyError, TypeError) as error:
-        return _plain(error)
-
-
-def _asked_for(what: str) -> list[tuple[Path, Checkpoint | str]]:
-    """All checkpoints of a run; or the one that RUN@STEP or its own directory means."""
-    path = Path(what)
+    path = Path(name)
     if path.name.startswith("step-"):
-        found = [entry for entry in _read_all(path.parent) if entry[0] == path]
-        if not found:
+        if path not in committed_paths(path.parent):
             raise FileNotFoundError(f"{path} does not exist; name a run, RUN@STEP, or the directory of a checkpoint")
-        return found
-    run, at, step = what.rpartition("@")
+        return [path]
+    run, at, step = name.rpartition("@")
     if not at or path.exists():
-        return _read_all(_directory(path))
-    found = _read_all(_directory(Path(run)))
-    by_step = {int(entry[0].name.split("-")[1]): entry for entry in found}  # of one step, the last
+        return _paths(path)
+    by_step = {int(found.name.split("-")[1]): found for found in _paths(Path(run))}  # of one step, the last
     if not step.isdecimal() or int(step) not in by_step:
         raise ValueError(f"{run} has no checkpoint of step {step!r}; it has {', '.join(map(str, by_step))}")
     return [by_step[int(step)]]
-
-
-def _corruption(checkpoint: Checkpoint) -> str:
-    """Read all its files and say what is wrong with them; empty if nothing is."""
-    try:
-        checkpoint.verify()
-    except Exception as error:  # whatever the disk does, it is this checkpoint that has it
-        return _plain(error)
-    return ""
-
-
-def _delete(checkpoint: Checkpoint) -> str:
-    """Delete it; what went wrong, or empty."""
-    from fasttrain.checkpoint.retention import delete
-
-    try:
-        delete(checkpoint.path)
-    except OSError as error:
-        return f"{checkpoint.path} could not be deleted: {error}"
-    return ""
-
-
-def _best(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    scored = [(c.loss, -c.step, c) for c in checkpoints if c.loss is not None and math.isfinite(c.loss)]
-    return min(scored, key=lambda entry: entry[:2])[2] if scored else None
-
-
-def _loss(checkpoint: Checkpoint) -> str:
-    return "" if checkpoint.loss is None else f"{checkpoint.loss:.4f}"
-
-
-def _plain(error: Exception) -> str:
-    return str(error).removeprefix("checkpoint: ").removesuffix("; resume from an earlier one")
-
-
-def _list_parser() -> argparse.ArgumentParser:
-    description = "The checkpoints of a run, as far as checkpoint.json tells; verify reads the rest too."
-    parser = argparse.ArgumentParser(
-        prog="fasttrain checkpoint list", description=description, allow_abbrev=False
-    )  # fmt: skip
-    parser.add_argument("run", type=Path, metavar="RUN", help="the directory of a run, as runs/tiny")
-    return parser
-
-
-def _verify_parser() -> argparse.ArgumentParser:
-    description = "Read every file of a run's checkpoints and compare it with what was written."
-    parser = argparse.ArgumentParser(
-        prog="fasttrain checkpoint verify", description=description, allow_abbrev=False
-    )  # fmt: skip
-    parser.add_argument("what", metavar="RUN[@STEP]", help=RUN_HELP)
-    return parser
-
-
-def _prune_parser() -> argparse.ArgumentParser:
-    description = "Delete old checkpoints of a run. The newest valid ones and the best stay."
-    parser = argparse.ArgumentParser(prog=PRUNE, description=description, allow_abbrev=False)
-    parser.add_argument("run", type=Path, metavar="RUN", help="the directory of a run that is not being trained")
-    least_one = at_least(1, ": the newest checkpoint always stays")
-    parser.add_argument("--keep", type=least_one, required=True, metavar="N", help="the newest valid ones")
-    parser.add_argument("--dry-run", action="store_true", help="only show what would go")
-    return parser

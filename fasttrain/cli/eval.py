@@ -5,41 +5,73 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from fasttrain.cli.errors import user_errors
-from fasttrain.cli.options import RUN_HELP, add_device, at_least, console, runtime_of, table
+from fasttrain.cli.options import MODEL, RUN, command, console, flag, group, number, option, table, trained_model
 
 if TYPE_CHECKING:
     from fasttrain.distributed.runtime import Runtime
     from fasttrain.tools.trained_model import TrainedModel
 
-PROGRAM = "fasttrain eval"
+TABLES = (  # the columns of sets and of tasks, and how their figures are written
+    {"set": "", "loss": ".4f", "perplexity": ",.4g", "bits_per_byte": ".4f", "accuracy": ".2%", "tokens": ","},
+    {"task": "", "metric": "", "value": ".4f", "stderr": ".4f", "samples": "", "fewshot": ""},
+)
 
 
-def main(arguments: Sequence[str]) -> int:
+def _named(text: str) -> tuple[str, Path]:
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        raise ValueError(f"{text!r} must be NAME=PATH, as wiki=data/wiki")
+    return name, Path(path)
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+@command(
+    "eval",
+    __doc__,
+    RUN,
+    group(
+        "sets: the run's held-out documents and validation.sets, and",
+        option("--set", "one more dataset; repeatable", action="append", default=[], type=_named, metavar="NAME=PATH"),
+        number("--sequences", "of each set, at most; default: the whole set", least=1),
+    ),
+    group(
+        "tasks of lm-evaluation-harness (pip install 'fasttrain[eval]'), without the sets",
+        option("--tasks", "names of tasks or groups", type=_names, default=[], metavar="A,B"),
+        option("--fewshot", "examples before each question; default: the task's", type=int, metavar="N"),
+        number("--limit", "questions of each task, to try it; default: all", least=1),
+        option("--include-path", "a directory with tasks of your own", type=Path, metavar="DIR"),
+    ),
+    flag("--json", "a line of JSON for each result"),
+    number("--batch", "sequences at a time; default: batch.micro of the run", least=1),
+    *MODEL,
+)
+def main(options: argparse.Namespace) -> int:
     """Exit code 0: scored; 1: a loss is worse than guessing; 2: a mistake in the command."""
-    options = _parser().parse_args(arguments)
-    with user_errors(PROGRAM):
-        _check(options)
+    for name in ("fewshot", "limit", "include_path"):
+        if getattr(options, name) is not None and not options.tasks:
+            shown = name.replace("_", "-")
+            raise ValueError(f"--{shown} is for tasks, and there are none; add --tasks, or leave it out")
     from fasttrain.rundir import RunDir
-    from fasttrain.tools.evaluate import record
+    from fasttrain.tools.evaluate import record, task_lines
     from fasttrain.tools.report.page import write_report
-    from fasttrain.tools.trained_model import load_model
 
-    with user_errors(PROGRAM), runtime_of(options) as runtime:
+    if options.tasks:
+        from fasttrain.tools.harness import Harness, run_tasks  # before the work: a missing package shows at once
+    with trained_model(options) as (loaded, runtime):
+        lines: list[dict[str, Any]] = []
         if options.tasks:
-            import fasttrain.tools.harness  # noqa: F401  (before the work: a missing package shows at once)
-        loaded = load_model(
-            options.run, device=runtime.device, dtype=runtime.dtype, data=options.data, tokenizer=options.tokenizer
-        )
-        lines = _task_lines(options, loaded) if options.tasks else []
+            harness = Harness(loaded, batch=options.batch or loaded.settings.batch.micro)
+            limits = dict(fewshot=options.fewshot, limit=options.limit, include=options.include_path)
+            lines += task_lines(loaded.checkpoint.step, run_tasks(harness, options.tasks, **limits))
         if not options.tasks or options.set or options.sequences:
             lines += _set_lines(options, loaded, runtime)
         if runtime.is_main:
@@ -49,14 +81,6 @@ def main(arguments: Sequence[str]) -> int:
                 if (page := RunDir(loaded.run).report).exists():
                     write_report([loaded.run], page)
     return 1 if any(line.get("suspicion") for line in lines) else 0
-
-
-def _check(options: argparse.Namespace) -> None:
-    for name in ("fewshot", "limit", "include_path"):
-        if getattr(options, name) is not None and not options.tasks:
-            raise ValueError(
-                f"--{name.replace('_', '-')} is for tasks, and there are none; add --tasks, or leave it out"
-            )
 
 
 def _set_lines(options: argparse.Namespace, loaded: TrainedModel, runtime: Runtime) -> list[dict[str, Any]]:
@@ -74,17 +98,6 @@ def _set_lines(options: argparse.Namespace, loaded: TrainedModel, runtime: Runti
     return lines
 
 
-def _task_lines(options: argparse.Namespace, loaded: TrainedModel) -> list[dict[str, Any]]:
-    from fasttrain.tools.evaluate import task_lines
-    from fasttrain.tools.harness import Harness, run_tasks
-
-    harness = Harness(loaded, batch=options.batch or loaded.settings.batch.micro)
-    results = run_tasks(
-        harness, options.tasks, fewshot=options.fewshot, limit=options.limit, include=options.include_path
-    )
-    return task_lines(loaded.checkpoint.step, results)
-
-
 def _show(options: argparse.Namespace, loaded: TrainedModel, lines: list[dict[str, Any]]) -> None:
     if options.json:
         for line in lines:
@@ -92,82 +105,16 @@ def _show(options: argparse.Namespace, loaded: TrainedModel, lines: list[dict[st
         return
     screen, checkpoint = console(), loaded.checkpoint
     screen.print(f"step {checkpoint.step} of {loaded.run or checkpoint.path}", soft_wrap=True)
-    sets, tasks = ([line for line in lines if kind in line] for kind in ("set", "task"))
-    if sets:
-        screen.print(_set_table(screen, sets))
-    if tasks:
-        screen.print(_task_table(screen, tasks))
-    for line in sets:
-        if line["suspicion"]:
+    for formats in TABLES:
+        rows = table(screen, *(name.replace("_", " ") for name in formats))
+        for line in lines:
+            if line.keys() >= formats.keys():
+                by = "" if line.get("filter", "none") == "none" else f" ({line['filter']})"
+                cells = line | {"metric": f"{line.get('metric')}{by}"}
+                figures = ("" if cells[name] is None else f"{cells[name]:{form}}" for name, form in formats.items())
+                rows.add_row(*map(escape, figures))
+        if rows.rows:
+            screen.print(rows)
+    for line in lines:
+        if line.get("suspicion"):
             screen.print(f"[bold red]{escape(line['set'])}: {escape(line['suspicion'])}[/]", soft_wrap=True)
-
-
-def _set_table(screen: Console, lines: list[dict[str, Any]]) -> Table:
-    rows = table(screen, "set", "loss", "perplexity", "bits per byte", "accuracy", "tokens")
-    for line in lines:
-        bits = line["bits_per_byte"]
-        rows.add_row(
-            escape(line["set"]),
-            f"{line['loss']:.4f}",
-            f"{line['perplexity']:,.4g}",
-            "" if bits is None else f"{bits:.4f}",
-            f"{line['accuracy']:.2%}",
-            f"{line['tokens']:,}",
-        )
-    return _right(rows)
-
-
-def _task_table(screen: Console, lines: list[dict[str, Any]]) -> Table:
-    rows = table(screen, "task", "metric", "value", "stderr", "samples", "fewshot")
-    for line in lines:
-        stderr, filter = line["stderr"], line["filter"]
-        rows.add_row(
-            escape(line["task"]),
-            escape(line["metric"] + ("" if filter == "none" else f" ({filter})")),
-            f"{line['value']:.4f}",
-            "" if stderr is None else f"{stderr:.4f}",
-            *("" if line[key] is None else str(line[key]) for key in ("samples", "fewshot")),
-        )
-    return _right(rows)
-
-
-def _right(rows: Table) -> Table:
-    for column in rows.columns[1:]:
-        column.justify = "left" if column.header == "metric" else "right"
-    return rows
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__, allow_abbrev=False)
-    parser.add_argument("run", metavar="RUN[@STEP]", help=RUN_HELP)
-    sets = parser.add_argument_group("sets: the run's held-out documents and validation.sets, and")
-    sets.add_argument(
-        "--set", action="append", default=[], type=_named, metavar="NAME=PATH", help="one more dataset; repeatable"
-    )
-    sets.add_argument("--sequences", type=at_least(1), metavar="N", help="of each set, at most; default: the whole set")
-    tasks = parser.add_argument_group(
-        "tasks of lm-evaluation-harness (pip install 'fasttrain[eval]'), without the sets"
-    )
-    tasks.add_argument("--tasks", type=_names, default=[], metavar="A,B", help="names of tasks or groups")
-    tasks.add_argument("--fewshot", type=int, metavar="N", help="examples before each question; default: the task's")
-    tasks.add_argument("--limit", type=at_least(1), metavar="N", help="questions of each task, to try it; default: all")
-    tasks.add_argument("--include-path", type=Path, metavar="DIR", help="a directory with tasks of your own")
-    parser.add_argument("--json", action="store_true", help="a line of JSON for each result")
-    parser.add_argument(
-        "--batch", type=at_least(1), metavar="N", help="sequences at a time; default: batch.micro of the run"
-    )
-    parser.add_argument("--data", type=Path, metavar="PATH", help="where the run's data is now, if not where it was")
-    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json, of data that comes without one")
-    add_device(parser)
-    return parser
-
-
-def _named(text: str) -> tuple[str, Path]:
-    name, equals, path = text.partition("=")
-    if not (name and equals and path):
-        raise argparse.ArgumentTypeError(f"{text!r} must be NAME=PATH, as wiki=data/wiki")
-    return name, Path(path)
-
-
-def _names(text: str) -> list[str]:
-    return [name for name in text.split(",") if name]

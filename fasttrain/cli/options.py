@@ -1,65 +1,166 @@
-"""Options that several commands share: their types, the device that a model runs on, and how tables are printed."""
+"""How a command is declared, the options that several commands share, and how tables are printed.
+
+    @command("report", __doc__, option("--out", "a page", type=Path), flag("--verify", "read all files"))
+    def main(options: argparse.Namespace) -> int: ...
+
+Options are parsed, and mistakes in them answered, before the command's function imports torch.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+import difflib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fasttrain.cli.errors import user_errors
+from fasttrain.recipes import RECIPES
+
 if TYPE_CHECKING:
     from fasttrain.distributed.runtime import Runtime
+    from fasttrain.tools.trained_model import TrainedModel
 
-RUN_HELP = "a run, one of its steps, or a checkpoint's own directory"  # RUN[@STEP]
-
-
-def at_least(least: int, why: str = "") -> Callable[[str], int]:
-    """The type of an option that is a whole number."""
-
-    def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least {least}{why and f': {why}'}")
-        return int(text)
-
-    return number
+Option = Callable[[Any], object]  # adds itself to a parser, or to a group of one
 
 
-def parsed(parse: Callable[[str], float]) -> Callable[[str], float]:
-    """The type of an option that a function of fasttrain.units reads."""
+def option(name: str, help: str, **details: Any) -> Option:
+    """An option or a positional argument, with argparse's details; --help shows its default.
 
-    def value(text: str) -> float:
+    type: may raise ValueError with what is wrong with the text.
+    """
+    if details.get("default") not in (None, "", []):
+        help += " (default: %(default)s)"
+    if isinstance(details.get("type"), FunctionType):
+        details["type"] = _said(details["type"])
+    return lambda parser: parser.add_argument(name, help=help, **details)
+
+
+def _said(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """argparse keeps the text of an ArgumentTypeError only."""
+
+    def parsed(text: str) -> Any:
         try:
             return parse(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
-    return value
+    return parsed
 
 
-def add_device(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where there is one"
-    )
-    parser.add_argument(
-        "--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
-        help="auto: fp32 on CPUs, bf16 on GPUs that have it",
-    )  # fmt: skip
+def flag(name: str, help: str) -> Option:
+    return option(name, help, action="store_true")
 
 
-def runtime_of(options: argparse.Namespace) -> AbstractContextManager[Runtime]:
-    """Start what --device and --dtype ask for."""
+def number(name: str, help: str, least: int = 0, **details: Any) -> Option:
+    """An option that is a whole number."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise ValueError(f"{text!r} must be a whole number of at least {least}")
+        return int(text)
+
+    return option(name, help, **{"type": parse, "metavar": "N"} | details)
+
+
+def group(title: str, *options: Option) -> Option:
+    return lambda parser: _add(parser.add_argument_group(title), options)
+
+
+def one_of(*options: Option) -> Option:
+    return lambda parser: _add(parser.add_mutually_exclusive_group(required=True), options)
+
+
+def _add(parser: Any, options: Sequence[Option]) -> None:
+    for add in options:
+        add(parser)
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A command, called with the words after its name."""
+
+    program: str
+    description: str
+    options: tuple[Option, ...]
+    run: Callable[[argparse.Namespace], int]
+    takes_settings: bool
+
+    def __call__(self, arguments: Sequence[str]) -> int:
+        options = self.parse(arguments)
+        with user_errors(self.program):
+            return self.run(options)
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The options; a mistake in them ends the program with exit code 2."""
+        parser = argparse.ArgumentParser(
+            prog=self.program,
+            description=self.description,
+            epilog=EPILOG if self.takes_settings else None,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        _add(parser, self.options)
+        options, rest = parser.parse_known_args(arguments)
+        if self.takes_settings:
+            from fasttrain.cli.parse import load
+
+            sources = [f"--recipe={options.recipe}", *(f"--config={path}" for path in options.config)]
+            options.settings = load([*sources, *rest], RECIPES, self.program)
+        elif rest:
+            near = difflib.get_close_matches(rest[0], parser._option_string_actions, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
+        return options
+
+
+def command(
+    name: str, description: str | None, *options: Option, takes_settings: bool = False
+) -> Callable[[Callable[[argparse.Namespace], int]], CommandLine]:
+    """Make a command of a function. takes_settings: options.settings is the run that the other options describe."""
+    if takes_settings:
+        options = (*SETTINGS, *options)
+    return lambda run: CommandLine(f"fasttrain {name}", description or "", options, run, takes_settings)
+
+
+SETTINGS = (
+    option("--recipe", f"one of {', '.join(RECIPES)}", default=next(iter(RECIPES)), metavar="NAME"),
+    option("--config", "a TOML file (repeatable)", action="append", default=[], metavar="FILE"),
+)
+EPILOG = "Every option of fasttrain train is understood too: fasttrain train --help."
+RUN = option("run", "a run, one of its steps, or a checkpoint's own directory", metavar="RUN[@STEP]")
+RUN_DIRECTORY = option("run", "the directory of a run, as runs/tiny", type=Path, metavar="RUN")
+MODEL = (  # where a trained model's data is, and what the model runs on
+    option("--data", "where the run's data, or its tokenizer, is now, if not where it was", type=Path, metavar="PATH"),
+    option("--tokenizer", "tokenizer.json, of data that comes without one", type=Path, metavar="FILE"),
+    option("--device", "auto: cuda where there is one", choices=("auto", "cpu", "cuda"), default="auto"),
+    option(
+        "--dtype", "auto: fp32; bf16 on GPUs that have it", choices=("auto", "fp32", "bf16", "fp16"), default="auto"
+    ),
+)
+
+
+@contextmanager
+def trained_model(options: argparse.Namespace) -> Iterator[tuple[TrainedModel, Runtime]]:
+    """The model of options.run, on what --device and --dtype ask for."""
     import torch
 
     from fasttrain.config import ParallelConfig
     from fasttrain.distributed.runtime import start
+    from fasttrain.tools.trained_model import load_model
 
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device cuda: torch {torch.__version__} sees no GPU; leave it out, or say --device cpu")
-    return start(ParallelConfig(device=options.device, precision=options.dtype))
+    with start(ParallelConfig(device=options.device, precision=options.dtype)) as runtime:
+        where = dict(data=options.data, tokenizer=options.tokenizer)
+        yield load_model(options.run, device=runtime.device, dtype=runtime.dtype, **where), runtime
 
 
 def console() -> Console:
@@ -68,8 +169,14 @@ def console() -> Console:
     return made if made.is_terminal else Console(highlight=False, width=120)
 
 
+FIGURES = {  # columns of tables, to the right
+    "step", "size", "loss", "perplexity", "bits per byte", "accuracy", "tokens", "value", "stderr", "samples",
+    "fewshot",
+}  # fmt: skip
+
+
 def table(console: Console, *columns: str) -> Table:
     made = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
     for column in columns:
-        made.add_column(column, overflow="fold", justify="right" if column in ("step", "size", "loss") else "left")
+        made.add_column(column, overflow="fold", justify="right" if column in FIGURES else "left")
     return made

@@ -13,7 +13,6 @@ import dataclasses
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,12 @@ import tyro
 from fasttrain.config import ComponentConfig, Config
 from fasttrain.hf.config import TAKEN, architecture
 from fasttrain.rundir import RunDir
+
+DESCRIPTION = (
+    "Sources of the settings, later ones override earlier ones: --recipe NAME ({recipes}), --config FILE.toml "
+    "(repeatable), and the options below. --profile is --log.profile 3. Several datasets, in place of --data.path: "
+    "--data.mixture.NAME.path, --data.mixture.NAME.weight and --data.mixture.NAME.epochs, for any NAME."
+)
 
 
 def load(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]], prog: str = "fasttrain.train") -> Config:
@@ -33,34 +38,37 @@ def load(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]], prog:
     chosen, arguments = sources.parse_known_args(argv)
     if chosen.profile:
         arguments = ["--log.profile", "3", *arguments]
-    if chosen.recipe not in recipes:
-        sources.error(f"there is no recipe {chosen.recipe!r}; there are {', '.join(recipes)}")
-    for path in reversed(chosen.config):
-        arguments = [*_arguments(_read(path, sources.error)), *arguments]
-    description = (
-        f"Sources of the settings, later ones override earlier ones: --recipe NAME ({', '.join(recipes)}), "
-        "--config FILE.toml (repeatable), and the options below. --profile is --log.profile 3. "
-        "Several datasets, in place of --data.path: "
-        "--data.mixture.NAME.path, --data.mixture.NAME.weight and --data.mixture.NAME.epochs, for any NAME."
-    )
     try:
+        if chosen.recipe not in recipes:
+            raise ValueError(f"there is no recipe {chosen.recipe!r}; there are {', '.join(recipes)}")
+        for path in reversed(chosen.config):
+            arguments = [*_arguments(_read(path)), *arguments]
         default = recipes[chosen.recipe]()
         found = _found(arguments, default)
         default = dataclasses.replace(default, model=dataclasses.replace(default.model, **found))
-        with _keys_of_sections(arguments):
-            settings = tyro.cli(
-                Config,
-                args=arguments,
-                default=_with_components(default, arguments),
-                prog=prog,
-                description=description,
-                use_underscores=True,
-                config=(tyro.conf.FlagConversionOff,),
-            )
-        _check_found(settings, found)
+        settings = tyro.cli(
+            Config,
+            args=arguments,
+            default=_with_components(default, arguments),
+            prog=prog,
+            description=DESCRIPTION.format(recipes=", ".join(recipes)),
+            use_underscores=True,
+            config=(tyro.conf.FlagConversionOff,),
+        )
+        for name, value in found.items():
+            if (stated := getattr(settings.model, name)) != value:
+                raise ValueError(
+                    f"model.{name} is set to {stated}, and {settings.from_hf} has {value}; remove it: --from-hf brings "
+                    "the model with it"
+                )
         return settings
     except (ValueError, FileNotFoundError) as error:
         sources.error(str(error))
+    except SystemExit as exit:
+        if exit.code:  # tyro knows similar spellings, not similar meanings
+            for hint in filter(None, map(_hint, arguments)):
+                print(hint, file=sys.stderr)
+        raise
 
 
 def _found(arguments: Sequence[str], default: Config) -> Mapping[str, Any]:
@@ -84,35 +92,12 @@ def _found(arguments: Sequence[str], default: Config) -> Mapping[str, Any]:
         return {name: before["model"][name] for name in TAKEN}
 
 
-def _check_found(settings: Config, found: Mapping[str, Any]) -> None:
-    for name, value in found.items():
-        stated = getattr(settings.model, name)
-        if stated != value:
-            raise ValueError(
-                f"model.{name} is set to {stated}, and {settings.from_hf} has {value}; remove it: --from-hf brings the "
-                "model with it"
-            )
-
-
 def _with_components(default: Config, arguments: Sequence[str]) -> Config:
     """With a place for every component of data.mixture that arguments name: the parser wants to know them."""
     prefix = "--data.mixture."
     names = [argument.removeprefix(prefix).split(".")[0] for argument in arguments if argument.startswith(prefix)]
     added = {name: ComponentConfig(path=tyro.MISSING) for name in names if name not in default.data.mixture}
-    mixture = default.data.mixture | added
-    return dataclasses.replace(default, data=dataclasses.replace(default.data, mixture=mixture))
-
-
-@contextmanager
-def _keys_of_sections(arguments: Sequence[str]) -> Iterator[None]:
-    """Under an error about an unknown key: what its section has. tyro knows similar spellings, not similar meanings."""
-    try:
-        yield
-    except SystemExit as exit:
-        if exit.code:
-            for hint in filter(None, map(_hint, arguments)):
-                print(hint, file=sys.stderr)
-        raise
+    return dataclasses.replace(default, data=dataclasses.replace(default.data, mixture=default.data.mixture | added))
 
 
 OTHER_TRAINERS = {  # what other trainers call a setting, and what it is called here
@@ -145,8 +130,7 @@ def _hint(argument: str) -> str:
     ours = [name for name, theirs in OTHER_TRAINERS.items() if last in theirs]
     if argument.startswith("--") and ours and argument not in ours:
         return f"{argument} is unknown; here it is {ours[0]}"
-    values = {f.name: getattr(Config(), f.name) for f in dataclasses.fields(Config)}
-    sections = {name: list(vars(value)) for name, value in values.items() if dataclasses.is_dataclass(value)}
+    sections = {name: list(vars(value)) for name, value in vars(Config()).items() if dataclasses.is_dataclass(value)}
     section, _, key = argument.removeprefix("--").partition(".")
     key = key.split(".")[0]
     if not argument.startswith("--") or not key or key in sections.get(section, []):
@@ -158,14 +142,11 @@ def _hint(argument: str) -> str:
     return f"{argument} is unknown: there is no section {section}; {meant}"
 
 
-def _read(path: Path, fail: Callable[[str], Any]) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
-    except OSError as error:
-        fail(f"--config {path}: {error.strerror}")
-    except tomllib.TOMLDecodeError as error:
-        fail(f"--config {path}: {error}")
-    raise AssertionError("unreachable")
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"--config {path}: {getattr(error, 'strerror', error)}") from None
 
 
 def _arguments(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -180,9 +161,8 @@ def _arguments(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 def _flat(value: Any) -> Iterator[Any]:
     if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from (key, item)
-    elif isinstance(value, list | tuple):
+        value = list(value.items())
+    if isinstance(value, list | tuple):
         for item in value:
             yield from _flat(item)
     else:

@@ -9,19 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from rich.console import Console
 
-from fasttrain.cli.options import at_least, parsed
-from fasttrain.cli.parse import load
+from fasttrain.cli.options import command, flag, number, option
 from fasttrain.config import Config
 from fasttrain.fs import free_bytes
 from fasttrain.gpus import find_gpu, gpus
-from fasttrain.recipes import RECIPES
 from fasttrain.tools.plan.advice import advice, largest_model, remedies, scaling, search, summary_of
 from fasttrain.tools.plan.estimate import Plan, estimate
 from fasttrain.tools.plan.page import write_page
@@ -30,22 +27,33 @@ from fasttrain.tools.plan.sizes import Stated, dataset_tokens, sizes, stated_siz
 from fasttrain.tools.plan.speed import Hardware
 from fasttrain.units import memory_size, parse_bytes, parse_count
 
-PROGRAM = "fasttrain plan"
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn")
 CARD = 0.98 * 2**30 / 1e9  # bytes that a process gets of each GB that a card is sold with
 
 
-def main(arguments: Sequence[str]) -> int:
+@command(
+    "plan",
+    __doc__,
+    option("--gpu", f"{', '.join(gpus())}, or cpu: this machine, measured", metavar="NAME"),
+    number("--gpus", "how many", least=1, default=1),
+    number("--gpus-per-node", "default: as the usual node has", least=1),
+    option("--network", "Gbit/s of a node; default: of the usual node", type=float, metavar="GBIT"),
+    option("--price", "per GPU-hour; default: the table's", type=float, metavar="USD"),
+    option("--size", "parameters that the model is said to have, as 550m", metavar="N"),
+    option("--tokens", "tokens that the run is said to see, as 12.8B", type=parse_count, metavar="N"),
+    option("--dataset-tokens", "tokens of the dataset, if it is not here", type=parse_count, metavar="N"),
+    option(
+        "--disk", "for checkpoints, as 10TB; default: what is free where --out exists", type=parse_bytes, metavar="SIZE"
+    ),
+    flag("--search", "try all combinations of settings, print the best few"),
+    option("--fit", "the largest model, and the best settings, for a card of so much memory, as 32GB", metavar="SIZE"),
+    flag("--json", "for scripts"),
+    option("--html", "write a page with the memory timeline and scaling curve", type=Path, metavar="FILE"),
+    takes_settings=True,
+)
+def main(options: argparse.Namespace) -> int:
     """Exit code 0: it can be; 1: contradictions, or it does not fit; 2: a mistake in the command."""
-    parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
-    settings = load([*_sources(options), *rest], RECIPES, PROGRAM)
-    try:
-        hardware = _hardware(options)
-        vocab = vocab_of(settings)
-        plan = _plan(options, settings, hardware, vocab, _stated(options, settings))
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
+    plan = _plan(options, options.settings)
     problems = _problems(plan)
     if options.html is not None:
         write_page(plan, options.html, problems)
@@ -54,27 +62,17 @@ def main(arguments: Sequence[str]) -> int:
     else:
         _show(plan, options)
     for problem in problems:
-        print(f"{PROGRAM}: {problem}", file=sys.stderr)
+        print(f"fasttrain plan: {problem}", file=sys.stderr)
     return 1 if problems else 0
-
-
-def _sources(options: argparse.Namespace) -> list[str]:
-    """The options that both parsers know, for the second one."""
-    recipe = ["--recipe", options.recipe] if options.recipe else []
-    return recipe + [word for path in options.config for word in ("--config", path)]
 
 
 def _problems(plan: Plan) -> list[str]:
     """Contradictions, and memory that is not there, with what to do about it."""
-    found = list(plan.contradictions)
-    if not plan.fits:
-        remedy = "lower batch.micro, or make the model smaller"
-        if _has_advice(plan):
-            remedy = "; or ".join(remedies(plan))
-        hardware = plan.hardware
-        needed, limit = memory_size(plan.memory.bytes), memory_size(hardware.memory)
-        found.append(f"{needed} do not fit in {limit} of a {hardware.gpu.name}; {remedy}")
-    return found
+    if plan.fits:
+        return list(plan.contradictions)
+    remedy = "; or ".join(remedies(plan)) if _has_advice(plan) else "lower batch.micro, or make the model smaller"
+    needed, limit = memory_size(plan.memory.bytes), memory_size(plan.hardware.memory)
+    return [*plan.contradictions, f"{needed} do not fit in {limit} of a {plan.hardware.gpu.name}; {remedy}"]
 
 
 def _has_advice(plan: Plan) -> bool:
@@ -83,9 +81,7 @@ def _has_advice(plan: Plan) -> bool:
 
 def _answer(plan: Plan, options: argparse.Namespace) -> dict[str, object]:
     """The plan for scripts, and what else was asked for."""
-    answer = plan.json()
-    if not plan.measured:
-        answer["scaling"] = scaling(plan)
+    answer = plan.json() | ({} if plan.measured else {"scaling": scaling(plan)})
     settings, hardware, vocab = plan.settings, plan.hardware, plan.sizes.vocab
     if options.search and _has_advice(plan):
         found = search(settings, hardware, vocab=vocab)
@@ -103,11 +99,25 @@ def _show(plan: Plan, options: argparse.Namespace) -> None:
     show(plan, console, advice(plan) if _has_advice(plan) and plan.fits else [])
     if options.search and _has_advice(plan):
         show_options(search(settings, hardware, vocab=vocab), console, "the best that fit")
-    if options.fit is not None:
-        _show_fit(settings, hardware, vocab, console)
+    if options.fit is None:
+        return
+    if best := search(settings, hardware, vocab=vocab, best=3):
+        show_options(best, console, f"the best settings for this model in {memory_size(hardware.memory)}")
+    fit = largest_model(settings, hardware, vocab=vocab)
+    if fit is None:
+        console.print(f"no model of these proportions fits in {memory_size(hardware.memory)}")
+        return
+    show_options([fit.option], console, f"the largest model in these proportions: {summary_of(fit)}")
+    tokens = 20 * fit.parameters
+    days = tokens / (fit.option.plan.speed.rate * hardware.gpus) / 86_400
+    console.print(
+        f"  20 tokens per parameter are {tokens / 1e9:,.1f}B, {days:,.0f} days on {hardware.gpus} {hardware.gpu.name}",
+        highlight=False,
+    )
 
 
-def _plan(options: argparse.Namespace, settings: Config, hardware: Hardware, vocab: int, stated: Stated) -> Plan:
+def _plan(options: argparse.Namespace, settings: Config) -> Plan:
+    hardware, vocab, stated = _hardware(options), vocab_of(settings), _stated(options, settings)
     if options.gpu != "cpu":
         return estimate(settings, hardware, vocab=vocab, stated=stated)
     import torch
@@ -117,8 +127,7 @@ def _plan(options: argparse.Namespace, settings: Config, hardware: Hardware, voc
     from fasttrain.tools.plan.cpu import estimate_on_cpu, resident_memory
 
     runtime: Any = SimpleNamespace(device=torch.device("cpu"))
-    flops = sizes(settings, vocab=vocab).flops
-    compiled, _ = should_compile(settings.parallel, runtime, flops)
+    compiled, _ = should_compile(settings.parallel, runtime, sizes(settings, vocab=vocab).flops)
     return estimate_on_cpu(settings, vocab=vocab, process=resident_memory(), stated=stated, compiled=compiled)
 
 
@@ -129,110 +138,40 @@ def _hardware(options: argparse.Namespace) -> Hardware:
         from fasttrain.tools.plan.cpu import cpu_hardware
 
         return cpu_hardware()
-    memory = None
+    memory, name = None, options.gpu
     if options.fit is not None:
         memory = parse_bytes(options.fit) * (1.0 if "i" in options.fit.lower() else CARD)
-    name = options.gpu or (_smallest_with(memory) if memory else None)
+    if memory and not name:  # the GPU whose memory is nearest to so much
+        name = min(gpus().values(), key=lambda gpu: (round(abs(gpu.memory / memory - 1), 1), -gpu.half)).name
     if name is None:
         raise ValueError(f"--gpu is required; one of {', '.join(gpus())}, or cpu")
     network = options.network * 1e9 / 8 if options.network else None
     node = min(options.gpus_per_node, options.gpus) if options.gpus_per_node else None
-    return Hardware.of(
-        find_gpu(name), options.gpus, node=node, network=network, memory=memory, price=options.price
-    )  # fmt: skip
-
-
-def _smallest_with(memory: float) -> str:
-    """The GPU whose memory is nearest to so much."""
-    return min(gpus().values(), key=lambda gpu: (round(abs(gpu.memory / memory - 1), 1), -gpu.half)).name
+    return Hardware.of(find_gpu(name), options.gpus, node=node, network=network, memory=memory, price=options.price)
 
 
 def _stated(options: argparse.Namespace, settings: Config) -> Stated:
-    size, size_from = _size(options, settings)
-    dataset = {"": options.dataset_tokens} if options.dataset_tokens else dataset_tokens(settings)
-    disk, disk_from = None, ""
-    if options.disk is not None:
-        disk, disk_from = options.disk, "--disk"
-    elif options.gpu == "cpu" or settings.out.exists():  # the run is to be here
+    size, size_from = None, ""
+    if options.size:
+        size, size_from = (options.size, parse_count(options.size)), "--size"
+    else:  # a name may have one in it
+        for name, origin in ((options.recipe, "--recipe"), (settings.out.name, f"--out {settings.out}")):
+            if found := stated_size(name):
+                size, size_from = found, origin
+    disk, disk_from = options.disk, "--disk"
+    if disk is None and (options.gpu == "cpu" or settings.out.exists()):  # the run is to be here
         disk, disk_from = free_bytes(settings.out), str(settings.out)
     return Stated(
         size=size,
         size_from=size_from,
         size_is_a_name=not options.size,
         tokens=options.tokens,
-        dataset=dataset,
+        dataset={"": options.dataset_tokens} if options.dataset_tokens else dataset_tokens(settings),
         disk=disk,
         disk_from=disk_from,
     )
 
 
-def _size(options: argparse.Namespace, settings: Config) -> tuple[tuple[str, float] | None, str]:
-    """The size that the user states, and where: --size, or else a name that has one in it."""
-    if options.size:
-        return (options.size, parse_count(options.size)), "--size"
-    for name, origin in ((settings.out.name, f"--out {settings.out}"), (options.recipe or "", "--recipe")):
-        if size := stated_size(name):
-            return size, origin
-    return None, ""
-
-
 def _figures(plan: Plan) -> dict[str, object]:
     keys = ("memory_gib", "tokens_per_second_per_gpu", "mfu", "days", "cost_usd")
     return {key: value for key, value in plan.json().items() if key in keys}
-
-
-def _show_fit(settings: Config, hardware: Hardware, vocab: int, console: Console) -> None:
-    best = search(settings, hardware, vocab=vocab, best=3)
-    if best:
-        show_options(best, console, f"the best settings for this model in {memory_size(hardware.memory)}")
-    fit = largest_model(settings, hardware, vocab=vocab)
-    if fit is None:
-        console.print(f"no model of these proportions fits in {memory_size(hardware.memory)}")
-        return
-    title = f"the largest model in these proportions: {summary_of(fit)}"
-    show_options([fit.option], console, title)
-    tokens = 20 * fit.parameters
-    days = tokens / (fit.option.plan.speed.rate * hardware.gpus) / 86_400
-    console.print(
-        f"  20 tokens per parameter are {tokens / 1e9:,.1f}B, {days:,.0f} days on {hardware.gpus} {hardware.gpu.name}",
-        highlight=False,
-    )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=PROGRAM,
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Every option of fasttrain train is understood too: fasttrain train --help.",
-    )
-    parser.add_argument("--recipe", metavar="NAME", help=f"one of {', '.join(RECIPES)}")
-    parser.add_argument("--config", metavar="FILE", action="append", default=[], help="a TOML file (repeatable)")
-    parser.add_argument("--gpu", metavar="NAME", help=f"{', '.join(gpus())}, or cpu: this machine, measured")
-    parser.add_argument("--gpus", type=at_least(1), default=1, metavar="N", help="how many (default: 1)")
-    parser.add_argument("--gpus-per-node", type=at_least(1), metavar="N", help="default: as the usual node has")
-    parser.add_argument("--network", type=float, metavar="GBIT", help="Gbit/s of a node; default: of the usual node")
-    parser.add_argument("--price", type=float, metavar="USD", help="per GPU-hour; default: the table's")
-    parser.add_argument("--size", metavar="N", help="parameters that the model is said to have, as 550m")
-    parser.add_argument(
-        "--tokens", type=parsed(parse_count), metavar="N", help="tokens that the run is said to see, as 12.8B"
-    )
-    parser.add_argument(
-        "--dataset-tokens", type=parsed(parse_count), metavar="N", help="tokens of the dataset, if it is not here"
-    )
-    parser.add_argument(
-        "--disk",
-        type=parsed(parse_bytes),
-        metavar="SIZE",
-        help="disk space for checkpoints, as 10TB; default: what is free where --out exists",
-    )
-    parser.add_argument("--search", action="store_true", help="try all combinations of settings, print the best few")
-    parser.add_argument(
-        "--fit", metavar="SIZE", help="the largest model, and the best settings, for a card of so much memory, as 32GB"
-    )
-    parser.add_argument("--json", action="store_true", help="for scripts")
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write a page with the memory timeline and scaling curve"
-    )
-    return parser

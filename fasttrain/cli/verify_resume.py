@@ -12,8 +12,8 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,40 +21,46 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fasttrain.cli.errors import user_errors
-from fasttrain.cli.options import at_least, console
-from fasttrain.cli.parse import load
-from fasttrain.recipes import RECIPES
+from fasttrain.cli.options import command, console, flag, number, option
 from fasttrain.units import plural
 
 if TYPE_CHECKING:
-    from fasttrain.config import Config
     from fasttrain.tools.verify_resume import Trial
 
 PROGRAM = "fasttrain verify-resume"
+PREFIX = "fasttrain-verify-resume-"  # of the directory, where none is to be kept
 STYLES = {"bitwise": "green", "within rounding": "green", "differs": "bold red", "not tried": "yellow"}
 
 
-def main(arguments: Sequence[str]) -> int:
+@command(
+    "verify-resume",
+    __doc__,
+    number("--steps", "length of the runs", least=2, default=8),
+    number("--kill-at", "kill once step K is saved; default: N / 2", least=1, metavar="K"),
+    number("--save-every", "steps between checkpoints, which are compared and stay until the end", least=1, default=1),
+    number("--ranks", "default: as many as there are GPUs; on a CPU as few as can be", least=1, metavar="R"),
+    number("--other-ranks", "resume from step K on so many, 0: none; default: another that is possible", metavar="R"),
+    option("--keep", "leave runs, logs and verify_resume.json in DIR", type=Path, metavar="DIR"),
+    flag("--json", "print the result as JSON"),
+    takes_settings=True,
+)
+def main(options: argparse.Namespace) -> int:
     """Exit code 0: passed; 1: something differs, or a run failed; 2: a mistake; 128 + n: ended by signal n."""
-    options, rest = _parser().parse_known_args(arguments)
-    settings = load(rest, RECIPES, PROGRAM)
-    with user_errors(PROGRAM):
-        kill_at = _kill_at(options, settings)
+    kill_at = _kill_at(options)  # mistakes show before torch is imported
     from fasttrain.tools.run_process import RunFailed
     from fasttrain.tools.verify_resume import plan_trial, verify_resume
 
     try:
-        with user_errors(PROGRAM), _ended_by_signals():
+        with _ended_by_signals(), ExitStack() as stack:
             trial = plan_trial(
-                settings, steps=options.steps, kill_at=kill_at, save_every=options.save_every,
+                options.settings, steps=options.steps, kill_at=kill_at, save_every=options.save_every,
                 ranks=options.ranks, other_ranks=options.other_ranks,
             )  # fmt: skip
-            with _directory(options.keep) as directory, _TrialProgress() as progress:
-                progress.announce(trial)
-                found = verify_resume(trial, directory, progress.show)
-                if options.keep:
-                    (directory / "verify_resume.json").write_text(json.dumps(found, indent=1) + "\n")
+            directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX)))
+            directory.mkdir(parents=True, exist_ok=True)
+            found = verify_resume(trial, directory, stack.enter_context(_progress(trial)))
+            if options.keep:
+                (directory / "verify_resume.json").write_text(json.dumps(found, indent=1) + "\n")
     except RunFailed as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 1
@@ -70,32 +76,24 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if found["passed"] else 1
 
 
-class _TrialProgress:
+@contextmanager
+def _progress(trial: Trial) -> Iterator[Callable[[str, int], None]]:
     """Lines about what is running; on a terminal with its steps. On stderr: the result has stdout to itself."""
+    screen = Console(stderr=True, highlight=False)
+    changed = ", ".join(f"{change.key} {change.before!r} -> {change.after!r}" for change in trial.changed)
+    screen.print(f"your settings, but for this: {changed}", markup=False)
+    shown = ("", 0)
+    with screen.status("") as status:
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
-        self._status = self._console.status("")
-        self._shown = ("", 0)
+        def show(what: str, saved: int) -> None:
+            nonlocal shown
+            if what != shown[0]:
+                screen.print(what, markup=False)
+            if (what, saved) != shown:
+                status.update(f"step {saved} is saved" if saved else "")
+            shown = what, saved
 
-    def announce(self, trial: Trial) -> None:
-        """Say what differs from the user's settings."""
-        changed = ", ".join(f"{change.key} {change.before!r} -> {change.after!r}" for change in trial.changed)
-        self._console.print(f"your settings, but for this: {changed}", markup=False)
-
-    def show(self, what: str, saved: int) -> None:
-        if what != self._shown[0]:
-            self._console.print(what, markup=False)
-        if (what, saved) != self._shown:
-            self._status.update(f"step {saved} is saved" if saved else "")
-        self._shown = what, saved
-
-    def __enter__(self) -> _TrialProgress:
-        self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._status.stop()
+        yield show
 
 
 def _print(found: dict[str, Any], screen: Console) -> None:
@@ -117,14 +115,14 @@ def _print(found: dict[str, Any], screen: Console) -> None:
     screen.print(rows)
 
 
-def _kill_at(options: argparse.Namespace, settings: Config) -> int:
-    """The step to kill a run after. Mistakes of the user show here, before torch is imported."""
-    steps, every, keep = options.steps, options.save_every, options.keep
+def _kill_at(options: argparse.Namespace) -> int:
+    """The step to kill a run after."""
+    steps, every, keep, resume = options.steps, options.save_every, options.keep, options.settings.resume
     kill_at = options.kill_at or max(steps // 2 // every, 1) * every
     if "RANK" in os.environ:
         raise ValueError("it starts its ranks itself; call it without torchrun")
-    if settings.resume not in ("auto", "never"):
-        raise ValueError(f"--resume {settings.resume}: the runs that are compared begin at step 0; remove it")
+    if resume not in ("auto", "never"):
+        raise ValueError(f"--resume {resume}: the runs that are compared begin at step 0; remove it")
     if kill_at % every or kill_at >= steps:
         raise ValueError(
             f"--kill-at {kill_at} must be a step that is saved, a multiple of --save-every ({every}), and below "
@@ -133,16 +131,6 @@ def _kill_at(options: argparse.Namespace, settings: Config) -> int:
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise ValueError(f"--keep {keep} must be a new or an empty directory")
     return kill_at
-
-
-@contextmanager
-def _directory(keep: Path | None) -> Iterator[Path]:
-    if keep is None:
-        with tempfile.TemporaryDirectory(prefix="fasttrain-verify-resume-") as directory:
-            yield Path(directory)
-        return
-    keep.mkdir(parents=True, exist_ok=True)
-    yield keep
 
 
 @contextmanager
@@ -158,28 +146,3 @@ def _ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=PROGRAM,
-        description=__doc__,
-        epilog="Everything else says which settings, as for fasttrain train: --recipe, --config, --optim.lr 3e-4, ...",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--steps", type=at_least(2), default=8, metavar="N", help="length of the runs (default: 8)")
-    parser.add_argument("--kill-at", type=at_least(1), metavar="K", help="kill once step K is saved (default: N / 2)")
-    parser.add_argument(
-        "--save-every", type=at_least(1), default=1, metavar="S",
-        help="steps between checkpoints, which are compared and all stay until the end (default: 1)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--ranks", type=at_least(1), metavar="R", help="default: as many as there are GPUs; on a CPU as few as can be"
-    )
-    parser.add_argument(
-        "--other-ranks", type=at_least(0), metavar="R",
-        help="resume from step K on so many (default: another number that is possible; 0: none)",
-    )  # fmt: skip
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="leave runs, logs and verify_resume.json in DIR")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    return parser

@@ -94,11 +94,8 @@ def start(parallel: config.ParallelConfig) -> Iterator[Runtime]:
     """Join the ranks of the run; leave them at the end."""
     rank, world_size, local = (int(os.environ.get(name, default)) for name, default in _ENVIRONMENT)
     device = _device(parallel.device, local)
-    if world_size % parallel.dp_replicate:
-        raise ValueError(
-            f"parallel.dp_replicate ({parallel.dp_replicate}) must divide the number of ranks, {world_size}; "
-            f"start {parallel.dp_replicate} times the ranks that shard the weights (torchrun --nproc_per_node)"
-        )
+    if problem := parallel.indivisible(world_size):
+        raise ValueError(problem)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:

@@ -25,28 +25,24 @@ def architecture(directory: Path) -> dict[str, int | float | bool]:
     if refused := list(_refusals(content)):
         raise ValueError(f"from_hf: {directory / NAME} has {'; '.join(refused)}: the decoder does not implement this")
     try:
-        return _settings(content)
+        heads, hidden = content["num_attention_heads"], content["hidden_size"]
+        is_qwen3 = content["model_type"] == "qwen3"
+        head_dim = content.get("head_dim") or (128 if is_qwen3 else hidden // heads)  # Transformers' own defaults
+        return {
+            "layers": content["num_hidden_layers"],
+            "hidden": hidden,
+            "heads": heads,
+            "kv_heads": content.get("num_key_value_heads") or heads,
+            "head_dim": head_dim,
+            "ffn": content["intermediate_size"],
+            "vocab": content["vocab_size"],
+            "qk_norm": is_qwen3,
+            "rope_theta": float(_rope(content).get("rope_theta", 10_000.0)),
+            "norm_eps": float(content.get("rms_norm_eps", 1e-6)),
+            "tied_head": bool(content.get("tie_word_embeddings", False)),
+        }
     except KeyError as error:
         raise ValueError(f"from_hf: {directory / NAME} does not say {error.args[0]}") from None
-
-
-def _settings(content: dict[str, Any]) -> dict[str, int | float | bool]:
-    heads, hidden = content["num_attention_heads"], content["hidden_size"]
-    is_qwen3 = content["model_type"] == "qwen3"
-    head_dim = content.get("head_dim") or (128 if is_qwen3 else hidden // heads)  # Transformers' own defaults
-    return {
-        "layers": content["num_hidden_layers"],
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": content.get("num_key_value_heads") or heads,
-        "head_dim": head_dim,
-        "ffn": content["intermediate_size"],
-        "vocab": content["vocab_size"],
-        "qk_norm": is_qwen3,
-        "rope_theta": float(_rope(content).get("rope_theta", 10_000.0)),
-        "norm_eps": float(content.get("rms_norm_eps", 1e-6)),
-        "tied_head": bool(content.get("tie_word_embeddings", False)),
-    }
 
 
 def _read(directory: Path) -> dict[str, Any]:
@@ -58,6 +54,9 @@ def _read(directory: Path) -> dict[str, Any]:
         )
     try:
         content = json.loads(path.read_text("utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it holds no object")
+        return content
     except FileNotFoundError:
         raise FileNotFoundError(
             f"from_hf: {directory} has no {NAME}, so it is no Hugging Face checkpoint; a run of fasttrain is started "
@@ -65,9 +64,6 @@ def _read(directory: Path) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise ValueError(f"from_hf: {path} is corrupt ({error})") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"from_hf: {path} is corrupt: it holds no object")
-    return content
 
 
 def _refusals(content: dict[str, Any]) -> Iterator[str]:

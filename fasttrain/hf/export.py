@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +47,21 @@ _READ_BYTES = 256 * 2**20  # in one call; a larger tensor is read alone
 _OTHER_BYTES = 64 * 2**20  # of all but the weights
 
 
-@dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The tensors to write, by their names in Transformers."""
+    """The tensors to write, by their names in Transformers. Making it reads the checkpoint's metadata only."""
 
-    checkpoint: Checkpoint
-    packed: dict[str, dict[str, int]]  # our tensors, of which they are rows
-    shapes: dict[str, tuple[int, ...]]
-    dtype: torch.dtype
+    def __init__(self, checkpoint: Checkpoint, model: ModelConfig, dtype: torch.dtype) -> None:
+        self.checkpoint, self.dtype = checkpoint, dtype
+        saved = {
+            name.removeprefix("model."): tuple(tensor.size)
+            for name, tensor in saved_tensors(checkpoint.path).items()
+            if name.startswith("model.")
+        }
+        self.packed = parts(model, {name: size[0] for name, size in saved.items()})  # our tensors: their rows
+        assert self.packed.keys() == saved.keys(), f"{checkpoint.path} has other tensors than its model"
+        self.shapes = {
+            theirs: (n, *saved[ours][1:]) for ours, rows in self.packed.items() for theirs, n in rows.items()
+        }
 
     @property
     def parameters(self) -> int:
@@ -66,7 +73,7 @@ class Weights:
 
     def files(self, most: int) -> dict[str, list[str]]:
         """Names of files, at most so many bytes each unless one tensor has more, and the tensors in them."""
-        groups = list(_groups(self.shapes, lambda name: math.prod(self.shapes[name]) * self.dtype.itemsize, most))
+        groups = list(_groups({name: math.prod(x) * self.dtype.itemsize for name, x in self.shapes.items()}, most))
         if len(groups) == 1:
             return {SINGLE: groups[0]}
         return {f"model-{i:05}-of-{len(groups):05}.safetensors": names for i, names in enumerate(groups, 1)}
@@ -94,26 +101,13 @@ class Weights:
         saved: Any = reader.read_metadata().state_dict_metadata
         names = {f"model.{ours}": rows for ours, rows in self.packed.items()}
         sizes = {name: math.prod(saved[name].size) * saved[name].properties.dtype.itemsize for name in names}
-        for group in _groups(names, sizes.__getitem__, most):
+        for group in _groups(sizes, most):
             state = {name: torch.empty(saved[name].size, dtype=saved[name].properties.dtype) for name in group}
             load(self.checkpoint, state, None, reader)
             for name in group:
                 rows = names[name]
                 for theirs, part in zip(rows, state.pop(name).split(list(rows.values())), strict=True):
                     yield theirs, part.to(self.dtype)
-
-
-def weights(checkpoint: Checkpoint, model: ModelConfig, dtype: torch.dtype) -> Weights:
-    """The weights of a checkpoint; reads its metadata only."""
-    saved = {
-        name.removeprefix("model."): tuple(tensor.size)
-        for name, tensor in saved_tensors(checkpoint.path).items()
-        if name.startswith("model.")
-    }
-    packed = parts(model, {name: size[0] for name, size in saved.items()})
-    assert packed.keys() == saved.keys(), f"{checkpoint.path} has other tensors than its model"
-    shapes = {theirs: (n, *saved[ours][1:]) for ours, rows in packed.items() for theirs, n in rows.items()}
-    return Weights(checkpoint=checkpoint, packed=packed, shapes=shapes, dtype=dtype)
 
 
 class _Reader(FileSystemReader):
@@ -127,16 +121,16 @@ class _Reader(FileSystemReader):
         return self._metadata
 
 
-def _groups(names: Iterable[str], size: Callable[[str], int], most: int) -> Iterator[list[str]]:
+def _groups(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
     """Names in order, as many together as fit."""
     group: list[str] = []
     held = 0
-    for name in names:
-        if group and held + size(name) > most:
+    for name, size in sizes.items():
+        if group and held + size > most:
             yield group
             group, held = [], 0
         group.append(name)
-        held += size(name)
+        held += size
     if group:
         yield group
 
@@ -220,15 +214,6 @@ def _separator(path: Path | None, data: TrainingData | None, vocab: int) -> tupl
     return separator, None if separator is None else tokenizer.id_to_token(separator)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exported:
-    """The files of an export."""
-
-    path: Path
-    parameters: int
-    files: dict[str, int]  # name and bytes
-
-
 def export(
     source: ExportSource,
     out: Path,  # new, or empty
@@ -236,9 +221,9 @@ def export(
     dtype: str = "fp32",  # or bf16
     shard: int = SHARD,  # bytes of a file, at most
     on_progress: Callable[[int], None] = lambda _: None,  # bytes of weights written
-) -> Exported:
+) -> None:
     """Write a Hugging Face checkpoint. The caller has verified the source; nothing shows at `out` before the end."""
-    found = weights(source.checkpoint, source.settings.model, DTYPES[dtype])
+    found = Weights(source.checkpoint, source.settings.model, DTYPES[dtype])
     if (free := free_bytes(out.absolute())) < found.bytes + _OTHER_BYTES:
         raise ValueError(
             f"export: {disk_size(found.bytes)} of weights do not fit in the {disk_size(free)} that are free at {out}; "
@@ -249,38 +234,31 @@ def export(
         if source.tokenizer is not None:
             shutil.copyfile(source.tokenizer, directory / "tokenizer.json")
             _dump(directory / "tokenizer_config.json", _tokenizer_config(source))
-        _dump(directory / "generation_config.json", _generation_config(source))
+        # Documents begin with the separator, which ends the one before.
+        ends = ("bos_token_id", "eos_token_id", "pad_token_id") if source.separator is not None else ()
+        _dump(directory / "generation_config.json", dict.fromkeys(ends, source.separator))
         (directory / "README.md").write_text(card(source, found, out.resolve().name), "utf-8")
         _dump(directory / "config.json", _config(source, found))
-    files = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
-    return Exported(path=out, parameters=found.parameters, files=files)
 
 
 def _config(source: ExportSource, found: Weights) -> dict[str, Any]:
-    ends = {"bos_token_id": source.separator, "eos_token_id": source.separator}  # null: Llama's defaults are others
-    model, sequence = source.settings.model, source.settings.data.sequence
+    settings = source.settings
     return {
-        **huggingface_config(model, vocab=source.vocab, sequence=sequence),
-        "rope_theta": model.rope_theta,  # for programs that do not know rope_parameters yet
+        **huggingface_config(settings.model, vocab=source.vocab, sequence=settings.data.sequence),
+        "rope_theta": settings.model.rope_theta,  # for programs that do not know rope_parameters yet
         "dtype": str(found.dtype).removeprefix("torch."),
-        **ends,
+        "bos_token_id": source.separator,  # null: Llama's defaults are others
+        "eos_token_id": source.separator,
     }
 
 
-def _generation_config(source: ExportSource) -> dict[str, Any]:
-    """Documents begin with the separator, which ends the one before."""
-    if source.separator is None:
-        return {}
-    return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), source.separator)
-
-
 def _tokenizer_config(source: ExportSource) -> dict[str, Any]:
-    special = {} if source.separator_text is None else dict.fromkeys(("bos_token", "eos_token"), source.separator_text)
+    special = ("bos_token", "eos_token") if source.separator_text is not None else ()
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_max_length": source.settings.data.sequence,
-        **special,
+        **dict.fromkeys(special, source.separator_text),
     }
 
 
@@ -294,7 +272,10 @@ def card(source: ExportSource, weights: Weights, name: str) -> str:
     header = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
     header += ["tags:", "- fasttrain", f"- {family}", "---"]
     rows = [f"| {what} | {value} |" for what, value in _rows(source, weights)]
-    settings = tomli_w.dumps({section: _stated(getattr(source.settings, section)) for section in SECTIONS})
+    stated = {section: vars(getattr(source.settings, section)) for section in SECTIONS}
+    settings = tomli_w.dumps(
+        {name: {k: v for k, v in items.items() if v is not None} for name, items in stated.items()}
+    )
     return "\n".join(
         [
             *header, "", f"# {name}", "",
@@ -331,7 +312,13 @@ def _rows(source: ExportSource, weights: Weights) -> Iterator[tuple[str, Any]]:
     if settings.from_hf is not None:
         yield "started from", settings.from_hf.name
     for name, digest in checkpoint.metadata["datasets"].items():
-        yield f"data{f' {name}' if name else ''}", f"{_about(source, name)}sha256 {digest}"
+        about = ""
+        if source.data is not None:
+            dataset = source.data.datasets[name]
+            about = (
+                f"{dataset.path.name}, {len(dataset.split('train')):,} tokens, "  # the path is nobody else's business
+            )
+        yield f"data {name}".rstrip(), f"{about}sha256 {digest}"
     for line in source.validations:
         figures = {"loss": 4, "perplexity": 2, "bits_per_byte": 4, "accuracy": 4}
         known = [f"{key.replace('_', ' ')} {line[key]:.{digits}f}" for key, digits in figures.items() if key in line]
@@ -339,21 +326,6 @@ def _rows(source: ExportSource, weights: Weights) -> Iterator[tuple[str, Any]]:
     if not source.validations and checkpoint.loss is not None:
         yield "validation", f"loss {checkpoint.loss:.4f}"
     on = f" on {source.hardware}" if source.hardware else ""
-    yield (
-        "trained on",
-        f"{plural(checkpoint.metadata['world_size'], 'rank')}{on}, precision {settings.parallel.precision}",
-    )
+    ranks = plural(checkpoint.metadata["world_size"], "rank")
+    yield "trained on", f"{ranks}{on}, precision {settings.parallel.precision}"
     yield "versions", ", ".join(f"{name} {version}" for name, version in checkpoint.metadata["versions"].items())
-
-
-def _about(source: ExportSource, name: str) -> str:
-    """A dataset for people; its path is nobody else's business."""
-    if source.data is None:
-        return ""
-    dataset = source.data.datasets[name]
-    return f"{dataset.path.name}, {len(dataset.split('train')):,} tokens, "
-
-
-def _stated(section: Any) -> dict[str, Any]:
-    """TOML has no null."""
-    return {key: value for key, value in asdict(section).items() if value is not None}

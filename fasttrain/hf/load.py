@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,9 +20,6 @@ from fasttrain.data import TrainingData
 from fasttrain.data.dataset import read_tokenizer
 from fasttrain.hf.names import INDEX, SINGLE, parts
 from fasttrain.model import Decoder
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 READABLE = ("F32", "BF16", "F16")
@@ -59,11 +56,11 @@ def _rows_wanted(model: Decoder) -> Iterator[_TensorRows]:
         local, first = _shard(parameters[ours])
         start = 0  # of a packed matrix, the row where this one begins
         for name, rows in theirs.items():
-            begin, end = max(first, start), min(first + len(local), start + rows)
-            wanted = range(begin - start, max(end, begin) - start)
-            yield _TensorRows(
-                name, [rows, *parameters[ours].shape[1:]], wanted, local[begin - first : max(end, begin) - first]
-            )
+            begin = max(first, start)
+            end = max(begin, min(first + len(local), start + rows))
+            wanted = range(begin - start, end - start)
+            shape = [rows, *parameters[ours].shape[1:]]
+            yield _TensorRows(name, shape, wanted, local[begin - first : end - first])
             start += rows
 
 
@@ -79,19 +76,14 @@ def _shard(parameter: Tensor) -> tuple[Tensor, int]:
     return parameter.to_local(), offset[0]
 
 
-class _Tensors:
+class _Tensors(ExitStack):
     """The safetensors files of a checkpoint, mapped; use as a context."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory, self._stack = directory, ExitStack()
+        super().__init__()
+        self._directory = directory
         self._open: dict[Path, Any] = {}
         self.files = _files(directory)  # by name of a tensor
-
-    def __enter__(self) -> _Tensors:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def check(self, shapes: Mapping[str, list[int]]) -> None:
         """Raise unless the checkpoint has these tensors, of these shapes, and no others."""
@@ -99,10 +91,9 @@ class _Tensors:
             shapes = {HEAD: shapes[EMBEDDING], **shapes}
         missing = [name for name in shapes if name not in self.files]
         unexpected = [name for name in self.files if name not in shapes and not name.endswith(_DERIVED)]
-        if missing or unexpected:
-            faults = [
-                f"{what} {_few(names)}" for what, names in (("lacks", missing), ("also has", unexpected)) if names
-            ]
+        if faults := [
+            f"{what} {_few(names)}" for what, names in (("lacks", missing), ("also has", unexpected)) if names
+        ]:
             raise ValueError(
                 f"from_hf: {self._directory} {' and '.join(faults)}: not the tensors of the model in its config.json"
             )
@@ -111,9 +102,8 @@ class _Tensors:
             if found != shape:
                 raise ValueError(f"from_hf: {name} in {self.files[name]} is {found}, and its config.json says {shape}")
             if dtype not in READABLE:
-                raise ValueError(
-                    f"from_hf: {name} in {self.files[name]} is {dtype}; only {', '.join(READABLE)} are read"
-                )
+                only = ", ".join(READABLE)
+                raise ValueError(f"from_hf: {name} in {self.files[name]} is {dtype}; only {only} are read")
 
     def read(self, name: str, rows: range) -> Iterator[tuple[range, Tensor]]:
         """Some rows of a tensor, a few at a time; where they are among the rows that are asked for."""
@@ -128,7 +118,7 @@ class _Tensors:
         path = self.files[name]
         try:
             if path not in self._open:
-                self._open[path] = self._stack.enter_context(safe_open(path, framework="pt"))
+                self._open[path] = self.enter_context(safe_open(path, framework="pt"))
             return self._open[path].get_slice(name)
         except SafetensorError as error:
             raise ValueError(f"from_hf: {path} is corrupt, or copied in part ({error}); copy it again") from None
@@ -136,27 +126,24 @@ class _Tensors:
 
 def _files(directory: Path) -> dict[str, Path]:
     index, single = directory / INDEX, directory / SINGLE
-    if index.exists():
-        try:
-            files = {
-                name: directory / file for name, file in json.loads(index.read_text("utf-8"))["weight_map"].items()
-            }
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"from_hf: {index} is corrupt ({error!r}); copy it again") from None
-    elif single.exists():
-        try:
+    if not index.exists() and not single.exists():
+        if any(directory.glob("*.bin")):
+            raise ValueError(
+                f"from_hf: {directory} has its weights as pickles (.bin), which can run any program and are not read; "
+                "write them as safetensors first: "
+                f"AutoModelForCausalLM.from_pretrained({str(directory)!r}).save_pretrained(DIR)"
+            )
+        raise FileNotFoundError(f"from_hf: {directory} has neither {SINGLE} nor {INDEX}; download the weights too")
+    try:
+        if index.exists():
+            places = json.loads(index.read_text("utf-8"))["weight_map"]
+            files = {name: directory / file for name, file in places.items()}
+        else:
             with safe_open(single, framework="pt") as file:
                 files = dict.fromkeys(file.keys(), single)
-        except SafetensorError as error:
-            raise ValueError(f"from_hf: {single} is corrupt, or copied in part ({error}); copy it again") from None
-    elif any(directory.glob("*.bin")):
-        raise ValueError(
-            f"from_hf: {directory} has its weights as pickles (.bin), which can run any program and are not read; "
-            "write them as safetensors first: "
-            f"AutoModelForCausalLM.from_pretrained({str(directory)!r}).save_pretrained(DIR)"
-        )
-    else:
-        raise FileNotFoundError(f"from_hf: {directory} has neither {SINGLE} nor {INDEX}; download the weights too")
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        path = index if index.exists() else single
+        raise ValueError(f"from_hf: {path} is corrupt, or copied in part ({error!r}); copy it again") from None
     for path in sorted(set(files.values())):
         if not path.exists():
             raise FileNotFoundError(f"from_hf: {path} is missing, which {INDEX} names; download it too")
@@ -188,18 +175,13 @@ def tokenizer_warning(directory: Path, data: TrainingData) -> str:
             f"the data ({data.first.path}), and {len(others):,} tokens differ in all; prepare the data with "
             f"--tokenizer {directory}"
         )
-    differing = [part for part, ours, theirs in _parts_of(ours, theirs) if ours != theirs]
+    one, other = json.loads(ours.to_str()), json.loads(theirs.to_str())
+    differing = [part for part in ("normalizer", "pre_tokenizer") if one[part] != other[part]]
+    if one["model"].get("merges") != other["model"].get("merges"):
+        differing.append("merges")
     if differing:
         return f"the tokenizers of the data and of {directory} split text in different ways ({', '.join(differing)})"
     return ""
-
-
-def _parts_of(ours: Tokenizer, theirs: Tokenizer) -> Iterator[tuple[str, Any, Any]]:
-    """The parts of tokenizers that decide about tokens, beside the vocabulary."""
-    one, other = json.loads(ours.to_str()), json.loads(theirs.to_str())
-    for part in ("normalizer", "pre_tokenizer"):
-        yield part, one[part], other[part]
-    yield "merges", one["model"].get("merges"), other["model"].get("merges")
 
 
 def _few(names: list[str]) -> str:

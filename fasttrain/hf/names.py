@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fasttrain import config
@@ -48,24 +47,10 @@ def to_huggingface(state: Mapping[str, Tensor], model: config.ModelConfig) -> di
     return result
 
 
-def from_huggingface(state: Mapping[str, Tensor], model: config.ModelConfig) -> dict[str, Tensor]:
-    """A state dict of Transformers under the decoder's names, packed."""
-    return {
-        ours: state[theirs] if isinstance(theirs, str) else torch.cat([state[name] for name in theirs])
-        for ours, theirs in _names(model).items()
-    }
-
-
 def parts(model: config.ModelConfig, rows: Mapping[str, int]) -> dict[str, dict[str, int]]:
     """The tensors of Transformers, with their rows, that each of ours consists of. rows: those of ours."""
-    names = _names(model).items()
-    return {ours: {theirs: rows[ours]} if isinstance(theirs, str) else theirs for ours, theirs in names}
-
-
-def _names(model: config.ModelConfig) -> dict[str, str | dict[str, int]]:
-    """Our names, and Transformers': one, or those that a packed matrix consists of, with their rows."""
     q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    names: dict[str, str | dict[str, int]] = {
+    names: dict[str, str | dict[str, int]] = {  # str: one, with all rows
         "embedding.weight": "model.embed_tokens.weight",
         "first_norm": "model.layers.0.input_layernorm.weight",
     }
@@ -89,4 +74,4 @@ def _names(model: config.ModelConfig) -> dict[str, str | dict[str, int]]:
     names[f"blocks.{model.layers - 1}.next_norm"] = "model.norm.weight"
     if not model.tied_head:
         names["head.weight"] = "lm_head.weight"
-    return names
+    return {ours: {theirs: rows[ours]} if isinstance(theirs, str) else theirs for ours, theirs in names.items()}

@@ -125,12 +125,9 @@ def _other_ranks(settings: Config, gpus: int, ranks: int, asked: int | None) -> 
 
 def _problem(settings: Config, gpus: int, ranks: int, micro: int = 1) -> str:
     """Why the settings cannot run on so many ranks; empty: they can."""
-    replicas = settings.parallel.dp_replicate
     if gpus and ranks > gpus:
         return f"there are {gpus} GPUs"
-    if ranks % replicas:
-        return f"it must be a multiple of parallel.dp_replicate ({replicas})"
-    return replace(settings.batch, micro=micro).indivisible(ranks)
+    return settings.parallel.indivisible(ranks) or replace(settings.batch, micro=micro).indivisible(ranks)
 
 
 @dataclass(frozen=True, kw_only=True)

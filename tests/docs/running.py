@@ -6,7 +6,6 @@ does not name itself. Nothing else is changed but what IN_A_TEST says.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import io
@@ -28,6 +27,7 @@ from tests.runs import SMALL
 # Placeholders, and figures of runs that are longer than those of a test
 IN_A_TEST = {
     "RUN": "runs/tiny",
+    "NAME": "tiny",
     "OTHER": "runs/b",
     "N": "3",
     "DIR": "data/mine",
@@ -42,7 +42,6 @@ SHORT = [*SMALL, "--parallel.dp_replicate", "1"]
 STEPS = 6  # of a shortened training
 ALWAYS = ("--checkpoint.every", "--validation.every")  # also where the command names them
 WHOLE = "tiny"  # the recipe that can be trained as it is, in minutes
-PARSED = ("doctor", "plan", "verify-resume")  # commands that also take the options of a training
 
 
 class Outcome(NamedTuple):
@@ -135,12 +134,7 @@ def parse(words: Sequence[str]) -> None:
         if words[0] != "fasttrain":
             return 0 if importlib.util.find_spec(words[2]) else 2
         name, arguments = _command(words[1:])
-        function = COMMANDS[name].function
-        make = "_parser" if function == "main" else f"_{function.removesuffix('_command')}_parser"
-        parser: argparse.ArgumentParser = getattr(importlib.import_module(COMMANDS[name].module), make)()
-        _, rest = parser.parse_known_args(arguments)
-        assert not rest or name in PARSED, f"fasttrain {name} does not know {rest}"
-        load(rest, RECIPES)
+        getattr(importlib.import_module(COMMANDS[name].module), COMMANDS[name].function).parse(arguments)
         return 0
 
     outcome = call(parsed)

@@ -168,16 +168,7 @@ def _tokens(stated: Stated, run: Sizes) -> list[str]:
 
 
 def _ranks(settings: config.Config, dp_size: int) -> list[str]:
-    batch, dp_replicate = settings.batch, settings.parallel.dp_replicate
-    found = []
-    if dp_size % dp_replicate:
-        found.append(
-            f"parallel.dp_replicate ({dp_replicate}) must divide the number of GPUs, {dp_size}; set it to "
-            f"{_divisor(dp_size, dp_replicate)}"
-        )
-    if problem := batch.indivisible(dp_size):
-        found.append(problem)
-    return found
+    return [text for text in (settings.parallel.indivisible(dp_size), settings.batch.indivisible(dp_size)) if text]
 
 
 def _disk_space(stated: Stated, run: Sizes) -> list[str]:
@@ -233,10 +224,6 @@ def _meaning(times: float) -> str:
 
 def _name(parameters: int) -> str:
     return f"{parameters / 1e9:.2g}b" if parameters >= 1e9 else f"{parameters / 1e6:.3g}m"
-
-
-def _divisor(dp_size: int, wanted: int) -> int:
-    return max(n for n in range(1, max(min(wanted, dp_size), 1) + 1) if dp_size % n == 0)
 
 
 def is_here(data: config.DataConfig) -> bool:

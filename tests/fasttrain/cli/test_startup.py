@@ -1,6 +1,5 @@
 """Help and mistakes answer at once: in under a second of CPU time, and without torch."""
 
-import argparse
 import resource
 import subprocess
 import sys
@@ -70,15 +69,19 @@ def test_a_mistake_in_an_argument_answers_at_once(words):
 
 def test_defaults_that_stand_here_too_are_those_of_what_they_are_for():
     """A parser that imported them would import torch."""
-    from fasttrain.cli import export, options
-    from fasttrain.cli.data_prepare import DocumentOptions
+    from fasttrain.cli import data_prepare, export, generate
     from fasttrain.data.prepare import Settings
     from fasttrain.distributed.runtime import DTYPES
     from fasttrain.hf.export import SHARD
 
-    names = ("validation", "shortest", "longest", "keep_duplicates")
-    assert [getattr(DocumentOptions(), name) for name in names] == [getattr(Settings(), name) for name in names]
-    assert export._parser().parse_args(["run", "--out", "x"]).shard_size == SHARD
-    parser = argparse.ArgumentParser()
-    options.add_device(parser)
-    assert all(parser.parse_args(["--dtype", name]).dtype == name for name in DTYPES)
+    prepare = data_prepare.main.parse(["input", "--out", "x"])
+    names = ("text_key", "validation", "shortest", "longest", "keep_duplicates")
+    assert [getattr(prepare, name) for name in names] == [getattr(Settings(), name) for name in names]
+    assert export.main.parse(["run", "--out", "x"]).shard_size == SHARD
+    assert all(generate.main.parse(["run", "--dtype", name]).dtype == name for name in DTYPES)
+
+
+def test_an_unknown_option_is_answered_with_the_nearest():
+    code, _, said = call(["data", "prepare", "input", "--out", "x", "--tokeniser", "bytes"])
+    assert code == 2
+    assert "unrecognized arguments: --tokeniser bytes; did you mean --tokenizer?" in said

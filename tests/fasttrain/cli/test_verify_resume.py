@@ -200,7 +200,10 @@ def test_another_number_of_ranks_gets_micro_batches_that_fit():
         (["--steps", 4, "--kill-at", 4], "--kill-at 4 must be a step that is saved"),
         (["--steps", 8, "--kill-at", 4, "--save-every", 3], "a multiple of --save-every (3)"),
         (["--ranks", 2], "--ranks 2: batch.sequences (8) must be a multiple of 16, 2 ranks times batch.micro (8)"),
-        (["--parallel.dp_replicate", 2, "--ranks", 1], "--ranks 1: it must be a multiple of parallel.dp_replicate (2)"),
+        (
+            ["--parallel.dp_replicate", 2, "--ranks", 1],
+            "--ranks 1: parallel.dp_replicate (2) must divide the number of ranks, 1",
+        ),
         (["--other-ranks", 1], "--other-ranks 1 is the number of ranks itself"),
         (["--other-ranks", 3], "--other-ranks 3: batch.sequences (8) must be a multiple of 3, 3 ranks times"),
         (["--resume", "runs/base"], "--resume runs/base: the runs that are compared begin at step 0"),

@@ -70,7 +70,7 @@ def test_tokens_that_the_batch_does_not_give_are_found_out():
     [
         (dict(sequences=512, micro=16), {}, 3, "set batch.sequences to 528"),
         (dict(sequences=512, micro=16), {}, 64, "or batch.micro to 8"),
-        (dict(sequences=512, micro=16), dict(dp_replicate=3), 4, "(3) must divide the number of GPUs, 4; set it to 2"),
+        (dict(sequences=512, micro=16), dict(dp_replicate=3), 4, "(3) must divide the number of ranks, 4; set it to 2"),
     ],
 )  # fmt: skip
 def test_ranks_that_cannot_share_the_batch(batch, parallel, world, expected):
