@@ -64,14 +64,13 @@ def estimate_on_cpu(
 ) -> Plan:
     """The plan of a run on this machine's CPU."""
     precision = precision_of(settings.parallel, cpu=True)
-    run = sizes(settings, vocab=vocab, stated=stated)
     of_cpu = partial(memory, vocab=vocab, precision=precision, device="cpu", process=process, compiled=compiled)
     return Plan(
         settings=settings,
         hardware=cpu_hardware(),
         precision=precision,
         compiled=compiled,
-        sizes=run,
+        sizes=sizes(settings, vocab=vocab, stated=stated),
         memory=of_cpu(settings),
         plain_loss=of_cpu(settings, loss="plain"),
         speed=cpu_speed(settings, vocab=vocab, precision=precision, compiled=compiled, clock=clock),
@@ -112,10 +111,8 @@ def cpu_speed(
         "loss": micros * _loss(timer, model, vocab, M, dtype),
         "optimizer": _optimizer(timer, settings, vocab),
     }
-    flops = flops_per_token(model, vocab, T)
-    return SpeedEstimate(
-        parts=parts, tokens=batch.sequences * T, flops=flops, peak=_peak(timer, model, M, dtype), band=BAND
-    )
+    flops, peak = flops_per_token(model, vocab, T), _peak(timer, model, M, dtype)
+    return SpeedEstimate(parts=parts, tokens=batch.sequences * T, flops=flops, peak=peak, band=BAND)
 
 
 def _matmul(seconds: _Timer, M: int, K: int, N: int, dtype: torch.dtype, *, again: bool) -> float:
@@ -140,25 +137,20 @@ def _streaming(
     def leaf(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=dtype, requires_grad=True)
 
-    x, residual, weight = leaf(B, T, C), leaf(B, T, C), leaf(C)
-    packed = leaf(B, T, 2 * F)
+    x, residual, weight, packed = leaf(B, T, C), leaf(B, T, C), leaf(C), leaf(B, T, 2 * F)
     heads = leaf(B, T, model.heads + 2 * model.kv_heads, D)
     q_norm, k_norm = (leaf(D), leaf(D)) if model.qk_norm else (None, None)
     cos, sin = rotary_table(T, D, theta=model.rope_theta)
     positions = torch.arange(T).repeat(B, 1) if documents else None
     sizes = [model.heads, model.kv_heads, model.kv_heads]
 
-    def norm() -> tuple[Tensor, ...]:
-        return add_rms_norm(x, residual, weight)
-
     def rotation() -> tuple[Tensor, ...]:
         q, k, v = heads.split(sizes, dim=-2)
         return *qk_norm_rope(q, k, q_norm, k_norm, cos, sin, positions=positions), v
 
-    def gate() -> tuple[Tensor, ...]:
-        return (swiglu(packed),)
-
-    norms, rotations, gates = (seconds.with_backward(op) for op in (norm, rotation, gate))
+    norms = seconds.with_backward(lambda: add_rms_norm(x, residual, weight))
+    rotations = seconds.with_backward(rotation)
+    gates = seconds.with_backward(lambda: (swiglu(packed),))
     return 2 * norms[0] + rotations[0] + gates[0], 2 * norms[1] + rotations[1] + gates[1]
 
 
@@ -191,14 +183,8 @@ def _loss(seconds: _Timer, model: config.ModelConfig, vocab: int, M: int, dtype:
 
 def _optimizer(seconds: _Timer, settings: config.Config, vocab: int) -> float:
     """Clipping and the update of a block's parameters, for as many as there are."""
-    model = settings.model
-
-    class OneBlock(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList([nn.Linear(K, N, bias=False) for K, N in block_shapes(model)])
-
-    block = OneBlock()
+    block = nn.Module()
+    block.blocks = nn.ModuleList([nn.Linear(K, N, bias=False) for K, N in block_shapes(settings.model)])
     optimizer = make_optimizer(block, settings.optim, torch.device("cpu"))
     for parameter in block.parameters():
         parameter.grad = torch.randn_like(parameter)
@@ -208,7 +194,7 @@ def _optimizer(seconds: _Timer, settings: config.Config, vocab: int) -> float:
         optimizer.step()
 
     measured = sum(parameter.numel() for parameter in block.parameters())
-    return seconds(update) * num_parameters(model, vocab).total / measured
+    return seconds(update) * num_parameters(settings.model, vocab).total / measured
 
 
 def _accumulation(seconds: _Timer, settings: config.Config, vocab: int) -> float:
@@ -222,33 +208,41 @@ class _Timer:
         self.clock = clock
         self.other_memory = torch.zeros(2**23)  # more than caches hold
 
+    def __call__(self, op: Callable[[], object]) -> float:
+        """Seconds of an op."""
+
+        def once() -> tuple[float]:
+            begin = self.clock()
+            op()
+            return (self.clock() - begin,)
+
+        return _medians(once, _SECONDS)[0]
+
     def with_backward(self, op: Callable[[], tuple[Tensor, ...]]) -> tuple[float, float]:
         """Seconds of forward and backward, and of forward alone.
 
         What forward saved has left the caches by the time of backward: between the two, other memory is touched.
         """
-        forward: list[float] = []
-        backward: list[float] = []
-        end = time.perf_counter() + 2 * _SECONDS
-        while len(forward) < 4 or (time.perf_counter() < end and len(forward) < 50):
+
+        def once() -> tuple[float, float]:
             begin = self.clock()
             outputs = op()
-            forward.append(self.clock() - begin)
+            forward = self.clock() - begin
             gradients = [torch.ones_like(output) for output in outputs]
             self.other_memory.add_(1)
             begin = self.clock()
             torch.autograd.backward(outputs, gradients)
-            backward.append(self.clock() - begin)
-        first = statistics.median(forward[1:])
-        return first + statistics.median(backward[1:]), first
+            return forward, self.clock() - begin
 
-    def __call__(self, op: Callable[[], object]) -> float:
-        """The median of a few calls after one that does not count."""
-        op()
-        taken: list[float] = []
-        end = time.perf_counter() + _SECONDS
-        while len(taken) < 3 or (time.perf_counter() < end and len(taken) < 50):
-            begin = self.clock()
-            op()
-            taken.append(self.clock() - begin)
-        return statistics.median(taken)
+        forward, backward = _medians(once, 2 * _SECONDS)
+        return forward + backward, forward
+
+
+def _medians(once: Callable[[], tuple[float, ...]], seconds: float) -> list[float]:
+    """Of what a few calls return, after one that does not count."""
+    once()
+    found: list[tuple[float, ...]] = []
+    end = time.perf_counter() + seconds
+    while len(found) < 3 or (time.perf_counter() < end and len(found) < 50):
+        found.append(once())
+    return [statistics.median(each) for each in zip(*found, strict=True)]
