@@ -112,14 +112,15 @@ def _read(run: Path, name: str, *, verify: bool) -> RunRecord:
     if not len(columns):
         raise ValueError(f"{RunDir(run).metrics} has no step yet; wait for the first one")
     events = [Event.of(line) for line in read_events(run)]
-    settings = _settings(run)
+    settings: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        settings = tomllib.loads(RunDir(run).config.read_text("utf-8"))
     written = [columns["time"], *(gone["time"] for gone in columns.taken_back), [event.time for event in events]]
     moments = np.concatenate([np.asarray(times, dtype=np.float64) for times in written])
     starts = np.array(sorted(event.time for event in events if event.kind in STARTS))
     return RunRecord(
         path=run, name=name, columns=columns, events=events, settings=flat(settings),
-        validations=read_validations(run),
-        evaluations=read_evaluations(run),
+        validations=read_validations(run), evaluations=read_evaluations(run),
         checkpoints=_checkpoints(RunDir(run).checkpoints, verify=verify),
         clock=Clock(starts, np.sort(moments[np.isfinite(moments)])),
         metadata=_metadata(run, settings, events),
@@ -127,15 +128,14 @@ def _read(run: Path, name: str, *, verify: bool) -> RunRecord:
 
 
 def _metrics(run: Path) -> Path:
-    path = RunDir(run).metrics
+    rundir, path = RunDir(run), RunDir(run).metrics
+    if path.exists():
+        return path
     if not run.is_dir():
         raise FileNotFoundError(f"{run} {'is not a directory' if run.exists() else 'does not exist'}; name a run")
-    if not path.exists():
-        traces = (RunDir(run).config, RunDir(run).segments)
-        if any(trace.exists() for trace in traces):
-            raise ValueError(f"{run} has no {path.name} yet; wait for the first step")
-        raise ValueError(f"{run} is not the directory of a run: it has no {path.name}")
-    return path
+    if rundir.config.exists() or rundir.segments.exists():
+        raise ValueError(f"{run} has no {path.name} yet; wait for the first step")
+    raise ValueError(f"{run} is not the directory of a run: it has no {path.name}")
 
 
 def _names(runs: list[Path]) -> list[str]:
@@ -146,13 +146,6 @@ def _names(runs: list[Path]) -> list[str]:
         if len(set(names)) == len(names):
             break
     return names
-
-
-def _settings(run: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(RunDir(run).config.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
 
 
 def _checkpoints(directory: Path, *, verify: bool) -> list[CheckpointEntry]:
@@ -212,7 +205,8 @@ class RunState(NamedTuple):
 def state_of(record: RunRecord, *, running: bool | None = None, now: float | None = None) -> RunState:
     """running: whoever asks knows it; None: find out."""
     done, planned = int(record.columns["step"][-1]), record.settings.get("batch.steps")
-    since = _since_start(record.events)
+    first = max((place for place, event in enumerate(record.events) if event.kind in STARTS), default=0)
+    since = record.events[first:]  # of the newest process of the run
     if running is None:
         running = _is_alive(record, since, done, planned, time.time() if now is None else now)
     if running:
@@ -226,12 +220,6 @@ def state_of(record: RunRecord, *, running: bool | None = None, now: float | Non
         return RunState("finished")
     moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.last_written))
     return RunState("failed", f"no word since {moment}: killed, or crashed")
-
-
-def _since_start(events: list[Event]) -> list[Event]:
-    """Events of the newest process of the run."""
-    first = max((place for place, event in enumerate(events) if event.kind in STARTS), default=0)
-    return events[first:]
 
 
 def _is_alive(record: RunRecord, since: list[Event], done: int, planned: int | None, now: float) -> bool:
