@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,7 +43,9 @@ class Sampling(SamplingConfig):
 
     def numbers(self, samples: Sequence[int], tokens: int) -> Tensor:  # (B, tokens) float64 in [0, 1)
         """For each text, by its own number as a sample: as many as it has tokens."""
-        return torch.stack([_uniform(f"{self.seed} {sample}", tokens) for sample in samples])
+        digests = [hashlib.sha256(f"{self.seed} {sample}".encode()).digest() for sample in samples]
+        generators = [torch.Generator().manual_seed(int.from_bytes(digest[:7])) for digest in digests]
+        return torch.stack([torch.rand(tokens, generator=each, dtype=torch.float64) for each in generators])
 
     def draw(self, logits: Tensor, numbers: Tensor) -> Tensor:  # (B, V), (B,) -> (B,)
         """A token for each row."""
@@ -59,31 +61,23 @@ class Sampling(SamplingConfig):
         return candidates.gather(-1, place.minimum(kept.sum(-1, keepdim=True) - 1))[:, 0]
 
 
-def _uniform(key: str, count: int) -> Tensor:
-    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:7])
-    return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 class Cache:
     """Keys and values of a batch of texts that a model continues."""
 
     def __init__(self, model: Decoder, prompts: Sequence[Sequence[int]], *, slots: int) -> None:
-        self._model = model
-        self._device = model.cos.device
-        self._prompts = prompts
-        self._slots = slots
+        self._model, self._device = model, model.cos.device
+        self._prompts, self._slots = prompts, slots
         self._filled = [0] * len(prompts)  # slots of each row
         self._kv: Tensor | None = None  # (layers, 2, B, S, Hk, D), when the dtype of the first keys is known
 
     def prefill(self) -> Tensor:  # (B, V)
         """Read the prompts; the logits of the token after each."""
-        lengths = [len(prompt) for prompt in self._prompts]
+        self._filled = lengths = [len(prompt) for prompt in self._prompts]
         rows = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
         positions = torch.cat([torch.arange(length) for length in lengths])
         ends = torch.tensor([0, *accumulate(lengths)])
-        tokens = torch.tensor([token for prompt in self._prompts for token in prompt])
+        tokens = torch.tensor([*chain(*self._prompts)])
         rows, positions, ends, tokens = (x.to(self._device) for x in (rows, positions, ends, tokens))
-        self._filled = lengths
         cu_seqlens = ends.int()
         past = [_Prompts(self, layer, rows, positions, cu_seqlens) for layer in range(len(self._model.blocks))]
         return self._model.logits(tokens[None], cu_seqlens, positions[None], past=past, places=ends[1:] - 1)
@@ -92,10 +86,9 @@ class Cache:
         """Add a token to each row; the logits of the one after. A row that is full changes its last token."""
         places = [min(filled, self._slots - 1) for filled in self._filled]
         self._filled = [place + 1 for place in places]
-        most = max(self._filled)
+        least, most = min(self._filled), max(self._filled)
         positions = torch.tensor(places, device=self._device)
-        alike = min(self._filled) == most
-        seen = None if alike else torch.arange(most, device=self._device) <= positions[:, None]
+        seen = None if least == most else torch.arange(most, device=self._device) <= positions[:, None]
         rows = torch.arange(len(places), device=self._device)
         past = [_Tokens(self, layer, rows, positions, most, seen) for layer in range(len(self._model.blocks))]
         return self._model.logits(tokens[:, None], None, positions[:, None], past=past)[:, 0]
@@ -186,7 +179,14 @@ def generate(
             if dist.is_initialized():
                 dist.broadcast(drawn, 0)  # ranks on unlike hardware may disagree in the last digit
             for text, token, most in zip(texts, drawn.tolist(), room, strict=True):
-                _add(text, token, end=end, tokens=tokens, most=most)
+                if text.ended:
+                    continue
+                if token == end:
+                    text.ended = "separator"
+                    continue
+                text.ids.append(token)
+                if len(text.ids) == most:
+                    text.ended = "tokens" if most == tokens else "context"
             yield texts
             if all(text.ended for text in texts):
                 return
@@ -194,28 +194,16 @@ def generate(
         model.train(training)
 
 
-def _add(text: Continuation, token: int, *, end: int | None, tokens: int, most: int) -> None:
-    if text.ended:
-        return
-    if token == end:
-        text.ended = "separator"
-        return
-    text.ids.append(token)
-    if len(text.ids) == most:
-        text.ended = "tokens" if most == tokens else "context"
-
-
 def _check(model: Decoder, prompts: Sequence[Sequence[int]], tokens: int) -> None:
     if tokens < 1:
         raise ValueError(f"generate: {tokens} tokens; ask for at least 1")
-    for prompt in prompts:
-        if not prompt:
-            raise ValueError("generate: the prompt is empty, and the data has no separator to begin with; write one")
-        if len(prompt) >= model.sequence:
-            raise ValueError(
-                f"generate: the prompt has {len(prompt)} tokens, and the model knows texts of {model.sequence} "
-                "(data.sequence of its run); shorten the prompt"
-            )
+    if not all(prompts):
+        raise ValueError("generate: the prompt is empty, and the data has no separator to begin with; write one")
+    if (longest := max(map(len, prompts))) >= model.sequence:
+        raise ValueError(
+            f"generate: the prompt has {longest} tokens, and the model knows texts of {model.sequence} (data.sequence "
+            "of its run); shorten the prompt"
+        )
 
 
 _INCOMPLETE = "\ufffd"  # what a decoder makes of the first bytes of a character

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from fasttrain.config import Config
-from fasttrain.config_toml import to_toml
+from fasttrain.config_toml import flat, to_toml
 from fasttrain.events import Event, EventKind, Severity
 from fasttrain.tools.report.columns import bucket_starts, bucketed
-from fasttrain.tools.report.record import CheckpointEntry, RunRecord, RunState, flat
+from fasttrain.tools.report.record import CheckpointEntry, RunRecord, RunState
 
 NUMBERS = 220_000  # in all curves of a page: about 1.5 MB
 MOST, LEAST = 1500, 150  # points of a curve
@@ -195,7 +195,7 @@ def _checkpoints(checkpoints: list[CheckpointEntry]) -> list[dict[str, Any]]:
 
 def _sections(settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Settings as config.toml has them, and which of them are not the defaults."""
-    defaults = flat(tomllib.loads(to_toml(Config())))
+    defaults = dict(flat(tomllib.loads(to_toml(Config()))))
     sections: dict[str, list[dict[str, Any]]] = {}
     for key, value in settings.items():
         section, _, name = key.rpartition(".") if "." not in key else key.partition(".")

@@ -5,23 +5,21 @@ has finished, was stopped or has failed.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import os
 import re
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fasttrain import config
 from fasttrain.checkpoint import Checkpoint, committed_paths
 from fasttrain.checkpoint.retention import quarantined
-from fasttrain.data.dataset import NAME as DATASET
+from fasttrain.config_toml import flat, from_toml
+from fasttrain.data.segments import read_segments
 from fasttrain.events import ENDS, FAILURES, STARTS, Event, EventKind
 from fasttrain.flops import num_parameters
 from fasttrain.fs import is_locked
@@ -95,17 +93,6 @@ def catch_up(runs: Sequence[Path], *, patience: float) -> bool:
     return all(done)
 
 
-def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Keys with dots."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
-
-
 def _read(run: Path, name: str, *, verify: bool) -> RunRecord:
     columns = columns_of(_metrics(run))
     columns.refresh()
@@ -114,16 +101,16 @@ def _read(run: Path, name: str, *, verify: bool) -> RunRecord:
     events = [Event.of(line) for line in read_events(run)]
     settings: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
-        settings = tomllib.loads(RunDir(run).config.read_text("utf-8"))
+        settings = dict(flat(tomllib.loads(RunDir(run).config.read_text("utf-8"))))
     written = [columns["time"], *(gone["time"] for gone in columns.taken_back), [event.time for event in events]]
     moments = np.concatenate([np.asarray(times, dtype=np.float64) for times in written])
     starts = np.array(sorted(event.time for event in events if event.kind in STARTS))
     return RunRecord(
-        path=run, name=name, columns=columns, events=events, settings=flat(settings),
+        path=run, name=name, columns=columns, events=events, settings=settings,
         validations=read_validations(run), evaluations=read_evaluations(run),
         checkpoints=_checkpoints(RunDir(run).checkpoints, verify=verify),
         clock=Clock(starts, np.sort(moments[np.isfinite(moments)])),
-        metadata=_metadata(run, settings, events),
+        metadata=_metadata(run, events),
     )  # fmt: skip
 
 
@@ -168,33 +155,22 @@ def _saved(path: Path, state: str, *, verify: bool) -> CheckpointEntry:
     return CheckpointEntry(path, checkpoint.step, time, checkpoint.bytes, checkpoint.loss, state)
 
 
-def _metadata(run: Path, settings: dict[str, Any], events: list[Event]) -> dict[str, Any]:
+def _metadata(run: Path, events: list[Event]) -> dict[str, Any]:
     """Read what its last start says, and the rest as far as files tell."""
     metadata: dict[str, Any] = {}
     for event in events:
         if event.kind in STARTS:
             metadata |= event.evidence
-    try:
-        segment = json.loads(RunDir(run).segments.read_text().splitlines()[-1])
-        metadata.setdefault("world_size", segment["dp_size"])
-    except (OSError, ValueError, LookupError):
-        segment = {}
+    # Settings of another version, or data that is gone: then they are not known.
+    unknown = contextlib.suppress(OSError, ValueError, LookupError, TypeError)
+    with unknown:
+        metadata.setdefault("world_size", read_segments(run)[-1].dp_size)
     if "parameters" not in metadata:
-        # Settings of another version, or data that is gone: then they are not known.
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            metadata["parameters"] = _parameters(settings["model"], segment)
+        with unknown:
+            model = from_toml(RunDir(run).config.read_text("utf-8")).model
+            vocab = model.vocab or -(-read_segments(run)[-1].open().first.vocab // 64) * 64
+            metadata["parameters"] = num_parameters(model, vocab).total
     return metadata
-
-
-def _parameters(model: dict[str, Any], segment: dict[str, Any]) -> int:
-    known = {field.name for field in dataclasses.fields(config.ModelConfig)}
-    vocab = model["vocab"]
-    if vocab == "None":  # of the data, as a run rounds it up
-        data = segment["data"]
-        path = data["path"] or next(iter(data["mixture"].values()))["path"]
-        vocab = -(-json.loads((Path(path) / DATASET).read_text())["vocab"] // 64) * 64
-    settings = config.ModelConfig(**{key: value for key, value in model.items() if key in known} | dict(vocab=vocab))
-    return num_parameters(settings, vocab).total
 
 
 class RunState(NamedTuple):
