@@ -79,7 +79,7 @@ class Cache:
         tokens = torch.tensor([*chain(*self._prompts)])
         rows, positions, ends, tokens = (x.to(self._device) for x in (rows, positions, ends, tokens))
         cu_seqlens = ends.int()
-        past = [_Prompts(self, layer, rows, positions, cu_seqlens) for layer in range(len(self._model.blocks))]
+        past = [_Layer(self, layer, rows, positions, cu_seqlens=cu_seqlens) for layer in range(len(self._model.blocks))]
         return self._model.logits(tokens[None], cu_seqlens, positions[None], past=past, places=ends[1:] - 1)
 
     def step(self, tokens: Tensor) -> Tensor:  # (B,) -> (B, V)
@@ -90,7 +90,7 @@ class Cache:
         positions = torch.tensor(places, device=self._device)
         seen = None if least == most else torch.arange(most, device=self._device) <= positions[:, None]
         rows = torch.arange(len(places), device=self._device)
-        past = [_Tokens(self, layer, rows, positions, most, seen) for layer in range(len(self._model.blocks))]
+        past = [_Layer(self, layer, rows, positions, most, seen) for layer in range(len(self._model.blocks))]
         return self._model.logits(tokens[:, None], None, positions[:, None], past=past)[:, 0]
 
     def layer(self, layer: int, like: Tensor) -> Tensor:  # (..., Hk, D) -> (2, B, S, Hk, D)
@@ -101,35 +101,23 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class _Prompts:
-    """All prompts in a row: each sees itself."""
+class _Layer:
+    """A layer of the cache, for new tokens: a prompt each, packed (1, N), or one token of each row (B, 1)."""
 
     cache: Cache
     layer: int
-    rows: Tensor  # (N,)
-    positions: Tensor  # (N,)
-    cu_seqlens: Tensor  # (B + 1,)
+    rows: Tensor  # (N,) or (B,): of each token
+    positions: Tensor  # the same
+    most: int = 0  # slots that any row has filled
+    seen: Tensor | None = None  # (B, most) bool; None: all
+    cu_seqlens: Tensor | None = None  # (B + 1,), of prompts: each sees itself
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (1, N, H, D), (1, N, Hk, D) twice -> (1, N, H, D)
-        keys, values = self.cache.layer(self.layer, k)
-        keys[self.rows, self.positions], values[self.rows, self.positions] = k[0], v[0]
-        return attention(q, k, v, cu_seqlens=self.cu_seqlens)
-
-
-@dataclass(frozen=True)
-class _Tokens:
-    """A token of each row, after those in the cache."""
-
-    cache: Cache
-    layer: int
-    rows: Tensor  # (B,)
-    positions: Tensor  # (B,)
-    most: int  # slots that any row has filled
-    seen: Tensor | None  # (B, most) bool; None: all
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (B, 1, H, D), (B, 1, Hk, D) twice -> (B, 1, H, D)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (..., H, D), (..., Hk, D) twice -> (..., H, D)
         kv = self.cache.layer(self.layer, k)
-        kv[0, self.rows, self.positions], kv[1, self.rows, self.positions] = k[:, 0], v[:, 0]
+        for cached, new in zip(kv, (k, v), strict=True):
+            cached[self.rows, self.positions] = new.flatten(0, 1)
+        if self.cu_seqlens is not None:
+            return attention(q, k, v, cu_seqlens=self.cu_seqlens)
         keys, values = kv[:, :, : self.most].transpose(2, 3)  # (B, Hk, S, D)
         # The G heads of a group are G queries of its one key head: keys are read once, and nothing is repeated.
         grouped = q.reshape(len(q), keys.shape[1], -1, q.shape[-1])  # (B, Hk, G, D)

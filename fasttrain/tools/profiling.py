@@ -21,7 +21,7 @@ import sys
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,7 +101,7 @@ def gpu_times(events: Events) -> list[OpTime]:
     spent, calls = Counter[str](), Counter[str]()
     for event in events:
         if event.get("cat") in _ON_GPU:
-            name = ops.get(event["args"].get("External id"), event["name"])
+            name = ops.get(event["args"].get("External id")) or event["name"]
             spent[name] += event["dur"]
             calls[name] += 1
     return [OpTime(name, microseconds / 1e6, calls[name]) for name, microseconds in spent.most_common()]
@@ -166,7 +166,7 @@ WARM_UP = 5  # steps of a process before the profiled ones; in the last of them 
 _HISTORY = 200_000  # allocations and frees of a GPU that are kept
 
 
-class Profiler:
+class Profiler(AbstractContextManager["Profiler"]):
     """Use as a context; begin_step() at the start of every step. With steps=0 it does nothing."""
 
     def __init__(
@@ -212,9 +212,6 @@ class Profiler:
         """Take the phases of the step that has just ended."""
         if self._profile is not None and self._begun > WARM_UP:
             self._phases.append(phases)
-
-    def __enter__(self) -> Profiler:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._profile is None:

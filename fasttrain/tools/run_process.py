@@ -90,7 +90,11 @@ class Runs:
                 code = process.wait()
         self.seconds[name] += time.monotonic() - start
         if code and not killed:
-            self._raise(name, code)
+            text = (self._directory / f"{name}.log").read_text(errors="replace")
+            if USER_ERROR in text:  # torchrun has an exit code of its own
+                raise ValueError("\n".join(text.rpartition(USER_ERROR)[2].splitlines()[:_TAIL]))
+            tail = "\n".join(text.splitlines()[-_TAIL:])
+            raise RunFailed(f"the run {name!r} ended with exit code {code}; its last lines:\n{tail}")
 
     def _watch(self, process: subprocess.Popen[bytes], what: str, directory: Path, kill_at: int | None) -> None:
         """Until the process has ended, or has to be killed."""
@@ -105,13 +109,6 @@ class Runs:
                 time.sleep(random.uniform(0, took))  # in a step, or in a save
                 return
             time.sleep(0.002 if kill_at else 0.05)
-
-    def _raise(self, name: str, code: int) -> None:
-        log = (self._directory / f"{name}.log").read_text(errors="replace")
-        if USER_ERROR in log:  # torchrun has an exit code of its own
-            raise ValueError("\n".join(log.rpartition(USER_ERROR)[2].splitlines()[:_TAIL]))
-        tail = "\n".join(log.splitlines()[-_TAIL:])
-        raise RunFailed(f"the run {name!r} ended with exit code {code}; its last lines:\n{tail}")
 
 
 def kill_tree(pid: int) -> None:

@@ -12,6 +12,7 @@ losses of `whole` within rounding. Each rank draws its own dropout: `moved` goes
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -163,7 +164,8 @@ def verify_resume(trial: Trial, directory: Path, on_progress: OnProgress) -> dic
         "hardware": {"device": device.type, "name": device_name(device), "precision": trial.precision},
         "seconds": {name: round(seconds, 1) for name, seconds in runs.seconds.items()},
     }
-    return _plain(found)
+    # JSON has no nan and no inf: they are words
+    return json.loads(json.dumps(found), parse_constant=lambda word: str(float(word)))
 
 
 def _killed(trial: Trial, runs: Runs) -> ResumeResult:
@@ -257,12 +259,3 @@ def _gap(one: float, other: float) -> float:
 
 def _evidence(found: list[Difference]) -> dict[str, Any]:
     return {"differing_tensors": len(found), "tensors": [asdict(difference) for difference in found[:_STORED]]}
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no nan and no inf: they are words."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import re
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,11 +53,13 @@ def machine(root: Path = ROOT) -> Iterator[MachineFinding]:
     if threads > cores.usable:
         remedy = f"export OMP_NUM_THREADS={cores.usable}: more threads than cores wait for each other"
         yield MachineFinding("threads", f"{threads} threads for {cores.usable} cores", "warning", remedy)
-    installed, limit = _meminfo(root), memory_limit(root)
-    total = min(installed["MemTotal"], limit)
-    text = f"{memory_size(total)}, {memory_size(min(installed['MemAvailable'], limit))} of it available"
-    if limit < installed["MemTotal"]:
-        text += f" ({memory_size(installed['MemTotal'])} are installed; a cgroup has the limit)"
+    found = dict(re.findall(r"(\w+): +(\d+) kB", _read(root / "proc/meminfo")))
+    installed, available = (float(found.get(name, math.nan)) * 1024 for name in ("MemTotal", "MemAvailable"))
+    limit = memory_limit(root)
+    total = min(installed, limit)
+    text = f"{memory_size(total)}, {memory_size(min(available, limit))} of it available"
+    if limit < installed:
+        text += f" ({memory_size(installed)} are installed; a cgroup has the limit)"
     yield MachineFinding("memory", text, figure=total, unit="bytes")
 
 
@@ -115,12 +118,6 @@ def _cgroups(root: Path, controller: str) -> Iterator[Path]:
             inner = mount / path.lstrip("/")
             yield from (each for each in (inner, *inner.parents) if each == mount or mount in each.parents)
     yield from mounts
-
-
-def _meminfo(root: Path) -> dict[str, float]:
-    lines = (line.split() for line in _read(root / "proc/meminfo").splitlines())
-    found = {words[0].rstrip(":"): float(words[1]) * 1024 for words in lines if len(words) > 1}
-    return {"MemTotal": math.nan, "MemAvailable": math.nan} | found
 
 
 def _read(path: Path) -> str:

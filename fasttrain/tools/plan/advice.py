@@ -6,9 +6,11 @@ Everything here calls estimate() again with other settings, so that advice can n
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from fasttrain import config
 from fasttrain.flops import num_parameters
@@ -67,7 +69,8 @@ def options(settings: config.Config, hardware: Hardware, *, vocab: int) -> Itera
         reduces = ("last", "every") if share > micro and hardware.gpus > 1 else ("last",)
         for values in product(RECOMPUTE, _replica_counts(hardware), (True, False), reduces):
             names = ("recompute", "dp_replicate", "reshard_after_forward", "grad_reduce")
-            sections = dict(batch=dict(micro=micro), parallel=dict(zip(names, values, strict=True)))
+            parallel = dict(zip(names, values, strict=True))
+            sections: dict[str, dict[str, Any]] = dict(batch=dict(micro=micro), parallel=parallel)
             different = {
                 f"{section}.{name}": str(value)
                 for section, changes in sections.items()
@@ -99,16 +102,14 @@ def largest_model(settings: config.Config, hardware: Hardware, *, vocab: int) ->
     Width and depth grow together, as in the families that people train: hidden in steps of 64, a layer for every 64
     of hidden up to 32, and more slowly from there.
     """
-    low, high, found = 1, 256, None  # hidden / 64
-    while low <= high:
-        middle = (low + high) // 2
-        candidate = replace(settings, model=_scaled(settings.model, 64 * middle))
-        if _any_fits(candidate, hardware, vocab):
-            found, low = candidate, middle + 1
-        else:
-            high = middle - 1
-    if found is None:
+
+    def candidate(width: int) -> config.Config:
+        return replace(settings, model=_scaled(settings.model, 64 * width))
+
+    fitting = bisect_left(range(1, 257), True, key=lambda width: not _any_fits(candidate(width), hardware, vocab))
+    if not fitting:
         return None
+    found = candidate(fitting)
     (option,) = search(found, hardware, vocab=vocab, best=1)
     return Fit(model=found.model, parameters=num_parameters(found.model, vocab).total, option=option)
 

@@ -193,17 +193,14 @@ class _Step:
         return _medians(once, _SECONDS)[0]
 
     def with_backward(self, op: Callable[[], tuple[Tensor, ...]]) -> tuple[float, float]:
-        """Seconds of forward and backward, and of forward alone.
-
-        What forward saved has left the caches by the time of backward: between the two, other memory is touched.
-        """
+        """Seconds of forward and backward, and of forward alone."""
 
         def once() -> tuple[float, float]:
             begin = self.clock()
             outputs = op()
             forward = self.clock() - begin
             gradients = [torch.ones_like(output) for output in outputs]
-            self.other_memory.add_(1)
+            self.other_memory.add_(1)  # what forward saved has left the caches by the time of backward
             begin = self.clock()
             torch.autograd.backward(outputs, gradients)
             return forward, self.clock() - begin

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from fasttrain.gpus import prices_from
 from fasttrain.tools.plan.advice import about_scaling, advice, scaling
-from fasttrain.tools.plan.estimate import Band, Plan
+from fasttrain.tools.plan.estimate import Plan
 from fasttrain.tools.plan.memory import PARTS, Moment
-from fasttrain.tools.plan.screen import MEANINGS, PARTS_OF_A_STEP
+from fasttrain.tools.plan.screen import MEMORY, PARTS_OF_A_STEP
 from fasttrain.tools.webpage import COLOURS, Axis, Series, chart, legend, mark, page, table
 from fasttrain.units import count, memory_size
 
@@ -47,23 +47,18 @@ def _list(lines: Iterable[str]) -> str:
 
 
 def _tiles(plan: Plan) -> str:
-    days, cost, memory = plan.days, plan.cost, plan.memory_band
-    gib = _range(Band(*(size / 2**30 for size in memory)), 1)
+    days, cost, limit = plan.days, plan.cost, memory_size(plan.hardware.memory)
     tiles = [
         ("parameters", count(plan.sizes.parameters.total), f"{plan.sizes.parameters.total:,}"),
         ("tokens", count(plan.sizes.tokens), f"{plan.sizes.tokens_per_parameter:,.1f} per parameter"),
-        ("memory of a GPU", memory_size(memory.value), f"{gib} of {memory_size(plan.hardware.memory)}"),
-        ("tokens/s per GPU", f"{plan.rate.value:,.0f}", f"{_range(plan.rate, 0)}; MFU {plan.mfu.value:.1%}"),
+        ("memory of a GPU", memory_size(plan.memory.bytes), f"{plan.memory_gib.range(1)} of {limit}"),
+        ("tokens/s per GPU", f"{plan.rate.value:,.0f}", f"{plan.rate.range(0)}; MFU {plan.mfu.value:.1%}"),
         ("days", f"{days.value:,.3g}", f"{days.low:,.3g} to {days.high:,.3g}; {plan.gpu_hours.value:,.0f} GPU-hours"),
     ]
     if cost:
-        tiles.append(("USD", f"{cost.value:,.0f}", f"{_range(cost, 0)} at {plan.hardware.price:g} an hour"))
+        tiles.append(("USD", f"{cost.value:,.0f}", f"{cost.range(0)} at {plan.hardware.price:g} an hour"))
     cells = (f"<div><small>{a}</small><b>{b}</b><small>{c}</small></div>" for a, b, c in tiles)
     return f'<section class="tiles">{"".join(cells)}</section>'
-
-
-def _range(band: Band, digits: int) -> str:
-    return f"{band.low:,.{digits}f} to {band.high:,.{digits}f}"
 
 
 def _memory(plan: Plan) -> str:
@@ -90,7 +85,7 @@ def _memory(plan: Plan) -> str:
     )  # fmt: skip
     fits = "It fits." if plan.fits else "It does not fit."
     rows = [
-        (f"{mark(colour, square=True)}{part}", memory_size(size), f"{size / peak.total:.0%}", MEANINGS[part])
+        (f"{mark(colour, square=True)}{part}", memory_size(size), f"{size / peak.total:.0%}", MEMORY[part][1])
         for (part, size), colour in zip(peak.parts.items(), COLOURS, strict=False)
     ]
     about = f"The peak, {memory_size(peak.total)} of {memory_size(limit)}, is at: {peak.name}. {fits}"

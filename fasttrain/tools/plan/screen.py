@@ -16,18 +16,14 @@ from fasttrain.tools.plan.advice import Option
 from fasttrain.tools.plan.estimate import Band, Plan
 from fasttrain.units import count, duration, memory_size
 
-COLOURS = {
-    "parameters": "blue", "gradients": "magenta", "optimizer": "cyan", "activations": "green", "loss": "yellow",
-    "fsdp": "red", "runtime": "white",
-}  # fmt: skip
-MEANINGS = {
-    "parameters": "fp32, this GPU's share",
-    "gradients": "fp32, this GPU's share and those being made",
-    "optimizer": "fp32 moments, this GPU's share",
-    "activations": "kept for backward, and at work",
-    "loss": "the chunk of logits and its gradients",
-    "fsdp": "gathered weights, gradients on their way",
-    "runtime": "context, collectives, fragmentation",
+MEMORY = {  # part: its colour and meaning
+    "parameters": ("blue", "fp32, this GPU's share"),
+    "gradients": ("magenta", "fp32, this GPU's share and those being made"),
+    "optimizer": ("cyan", "fp32 moments, this GPU's share"),
+    "activations": ("green", "kept for backward, and at work"),
+    "loss": ("yellow", "the chunk of logits and its gradients"),
+    "fsdp": ("red", "gathered weights, gradients on their way"),
+    "runtime": ("white", "context, collectives, fragmentation"),
 }
 PARTS_OF_A_STEP = {
     "matmuls": "matmuls",
@@ -76,18 +72,18 @@ def show_options(options: Sequence[Option], console: Console, title: str) -> Non
 def _memory(plan: Plan, say: Callable[..., None]) -> None:
     peak, limit = plan.memory.peak, plan.hardware.memory
     fits = "fits" if plan.fits else "[bold red]does not fit[/]"
-    gib = _span(Band(*(size / 2**30 for size in plan.memory_band)), 1)
-    say(f"\n[bold]memory[/] {gib} GiB of {memory_size(limit)}: {fits}; the peak is at: {peak.name}")
+    gib = f"{_span(plan.memory_gib, 1)} GiB of {memory_size(limit)}"
+    say(f"\n[bold]memory[/] {gib}: {fits}; the peak is at: {peak.name}")
     scale = _BAR / max(limit, peak.total)
     bar, used = "", 0
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for (part, size), total in zip(peak.parts.items(), accumulate(peak.parts.values()), strict=True):
-        colour, end = COLOURS[part], round(total * scale)
+        (colour, meaning), end = MEMORY[part], round(total * scale)
         bar += f"[{colour}]{'█' * (end - used)}[/]"
         used = end
         if size >= 0.001 * peak.total:
             share = f"{size / peak.total:5.0%}"
-            table.add_row(f"  [{colour}]█[/] {part}", f"{memory_size(size):>12}", share, MEANINGS[part])
+            table.add_row(f"  [{colour}]█[/] {part}", f"{memory_size(size):>12}", share, meaning)
     left = max(round(limit * scale) - used, 0)
     say(f"  {bar}{'░' * left}" + ("" if plan.fits else " [bold red]![/]"))
     say(table, soft_wrap=False)
@@ -114,4 +110,4 @@ def _time(plan: Plan, say: Callable[..., None]) -> None:
 
 
 def _span(band: Band, digits: int) -> str:
-    return f"{band.value:,.{digits}f} ({band.low:,.{digits}f} to {band.high:,.{digits}f})"
+    return f"{band.value:,.{digits}f} ({band.range(digits)})"

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from fasttrain import config
 from fasttrain.flops import Parameters, flops_per_token, num_parameters, state_bytes
 from fasttrain.fs import DISK_RESERVE, DISK_SLACK
-from fasttrain.units import count, disk_size, plural
+from fasttrain.units import count, disk_size, parse_count, plural
 
 # Hoffmann et al. 2022 (arXiv 2203.15556): about 20 tokens per parameter give the least loss for the compute
 COMPUTE_OPTIMAL = 20
 # Muennighoff et al. 2023 (arXiv 2305.16264): up to about 4 epochs, repeated data is nearly as good as new
 WORTHWHILE_EPOCHS = 4
 # In a name, a size stands by itself: "llama2-7b", "550m", "0.6b"; "gpt2", "v2b", "ctx-4k" and "tiny-2" have none.
-_STATED = re.compile(r"(?:^|[-_/ ])(\d+(?:\.\d+)?)([mb])(?=$|[-_/ .])", re.IGNORECASE)
+_STATED = re.compile(r"(?:^|[-_/ ])(\d+(?:\.\d+)?[mb])(?=$|[-_/ .])", re.IGNORECASE)
 # A name rounds: 6.74B parameters are "7b". 249M are no "300m", and 160M no "550m".
 NAME_TOLERANCE = 0.1
 TOKENS_TOLERANCE = 0.02
@@ -123,10 +123,7 @@ def sizes(settings: config.Config, *, vocab: int, dp_size: int = 1, stated: Stat
 
 
 def at_start(settings: config.Config, *, vocab: int, dp_size: int, dataset: Mapping[str, float]) -> Sizes:
-    """The sizes of a run that starts: its arithmetic, and what in it contradicts its data or its name.
-
-    Disk space for checkpoints is not looked at here: a run looks at its own disk, with what is on it already.
-    """
+    """The sizes of a run that starts, and what contradicts its data or its name. Its disk, it looks at itself."""
     size, named = stated_size(settings.out.name), f"--out {settings.out}"
     stated = Stated(size=size, size_from=named, size_is_a_name=True, dataset=dataset)
     return sizes(settings, vocab=vocab, dp_size=dp_size, stated=stated)
@@ -135,10 +132,7 @@ def at_start(settings: config.Config, *, vocab: int, dp_size: int, dataset: Mapp
 def stated_size(name: str) -> tuple[str, float] | None:
     """The size in M or B that a name states, as written and as a number of parameters; None if it states none."""
     found = _STATED.search(name)
-    if not found:
-        return None
-    number, unit = found.groups()
-    return f"{number}{unit}", float(number) * {"m": 1e6, "b": 1e9}[unit.lower()]
+    return (found[1], parse_count(found[1])) if found else None
 
 
 # What contradicts what, and what is dubious; empty: nothing
@@ -231,11 +225,9 @@ def is_here(data: config.DataConfig) -> bool:
 
 
 def dataset_tokens(settings: config.Config) -> dict[str, float] | None:
-    """Tokens to train on, by component; None: the data is not here, or not named yet.
-
-    A vocabulary that is not that of the default dataset says that other data is meant.
-    """
+    """Tokens to train on, by component; None: the data is not here, or not named yet."""
     data = settings.data
+    # A vocabulary that is not that of the default dataset says that other data is meant
     unnamed = data.path is None and not data.mixture and settings.model.vocab not in (None, DEFAULT_VOCAB)
     if unnamed or not is_here(data):
         return None

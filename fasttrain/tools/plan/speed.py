@@ -63,9 +63,8 @@ class Work:
     precision: str = "bf16"
     fused: bool = True  # elementwise work: by our kernels, torch.compile or both
     compiled: bool = True
-    recomputed: float = 0.0  # share of a block's matmuls that backward computes again
+    recomputed: float = 0.0  # share of a block's matmuls that backward computes again; 1: attention too
     recomputed_streaming: float = 0.0  # the same of its elementwise work
-    recomputed_attention: float = 0.0
     gathers: int = 2  # of the weights, in each micro-batch; 0: they are not sharded
     reduces_every: bool = False
     reduced: int = 4  # bytes of an element of the gradients that are reduced
@@ -156,7 +155,6 @@ def work_of(
         compiled=compiled,
         recomputed=float(recompute == "full"),
         recomputed_streaming=float(recompute != "none"),
-        recomputed_attention=float(recompute == "full"),
         gathers=(2 if parallel.reshard_after_forward else 1) if sharded else 0,
         reduces_every=parallel.grad_reduce == "every",
         muon=settings.optim.kind == "muon",
@@ -210,7 +208,7 @@ def _attention(work: Work, gpu: Gpu, given: Calibration) -> float:
     m, T = work.model, work.sequence
     forward = 2 * work.micro * T * T * m.heads * m.head_dim
     share = given.attention * min(1.0, (m.head_dim / 128) ** 0.25)
-    return m.layers * (3.5 + work.recomputed_attention) * forward / (gpu.peak(work.precision) * share)
+    return m.layers * (3.5 + (work.recomputed == 1)) * forward / (gpu.peak(work.precision) * share)
 
 
 def _streaming(work: Work, gpu: Gpu, given: Calibration) -> float:

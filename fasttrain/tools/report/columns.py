@@ -28,12 +28,16 @@ _opened: dict[Path, Columns] = {}
 class Columns:
     """Figures of a run by step."""
 
-    _inode: int
-    _offset: int  # bytes of the file that are read
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self._start()
+
+    def _start(self) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+        self._size = self._offset = 0  # steps, and bytes of the file that are read
+        self._inode = -1
+        self._last = -np.inf  # step
+        self.taken_back: list[dict[str, np.ndarray]] = []
 
     def __len__(self) -> int:
         return self._size
@@ -49,10 +53,7 @@ class Columns:
         return self._arrays[name][: self._size]
 
     def refresh(self, *, patience: float = math.inf) -> bool:
-        """Read what was appended, for about `patience` seconds; whether that was all.
-
-        A line that is not finished yet is for the next time.
-        """
+        """Read what was appended, for about so many seconds; whether that was all, but for a line not finished yet."""
         began, is_torn = perf_counter(), False
         with open(self.path, "rb") as file:
             status = os.fstat(file.fileno())
@@ -69,13 +70,6 @@ class Columns:
                 if is_torn or perf_counter() - began > patience:
                     break
         return is_torn or self._offset >= status.st_size
-
-    def _start(self) -> None:
-        self._arrays: dict[str, np.ndarray] = {}
-        self._size = self._offset = 0
-        self._inode = -1
-        self._last = -np.inf  # step
-        self.taken_back: list[dict[str, np.ndarray]] = []
 
     def _take(self, lines: list[bytes]) -> None:
         pending: list[dict[str, Any]] = []

@@ -33,11 +33,8 @@ _FRESH = 120.0  # seconds since its last line, for which a run counts as alive i
 class Clock:
     """Hours of training: what lies between two processes of a run does not count."""
 
-    def __init__(
-        self,
-        starts: np.ndarray,  # when its processes began, ascending
-        moments: np.ndarray,  # when it wrote a line of any kind, ascending
-    ) -> None:
+    def __init__(self, starts: np.ndarray, moments: np.ndarray) -> None:
+        """When its processes began, and when it wrote a line of any kind; both ascending."""
         self._starts = starts if len(starts) else moments[:1]
         last = np.searchsorted(moments, self._starts[1:], side="left") - 1  # of each process but the newest
         ends = np.maximum(moments[np.maximum(last, 0)], self._starts[:-1])
