@@ -74,12 +74,12 @@ def estimate_on_cpu(
         sizes=sizes(settings, vocab=vocab, stated=stated),
         memory=of_cpu(settings),
         plain_loss=of_cpu(settings, loss="plain"),
-        speed=_Step(settings, vocab, DTYPES[precision], clock).speed(compiled=compiled),
+        speed=_MeasuredStep(settings, vocab, DTYPES[precision], clock).speed(compiled=compiled),
         measured=True,
     )
 
 
-class _Step:
+class _MeasuredStep:
     """A step to be measured, with this process's number of threads."""
 
     def __init__(self, settings: config.Config, vocab: int, dtype: torch.dtype, clock: Clock) -> None:

@@ -15,6 +15,7 @@ from fasttrain.tools.webpage import COLOURS, Axis, Series, chart, legend, mark, 
 from fasttrain.units import count, memory_size
 
 WIDTH, HEIGHT = 860, 330
+PART_COLOURS = dict(zip(PARTS, COLOURS[:6] + COLOURS[7:], strict=True))  # grey: what the runtime takes
 
 
 def write_page(plan: Plan, path: Path, problems: Sequence[str] = ()) -> None:
@@ -67,13 +68,13 @@ def _memory(plan: Plan) -> str:
     name, unit = ("GiB", 2**30) if peak.total >= 2**30 else ("MiB", 2**20)
     series: list[Series] = []
     below = [0.0] * len(moments)
-    for part, colour in zip(PARTS, COLOURS, strict=False):
+    for part, colour in PART_COLOURS.items():
         above = [height + moment.parts[part] / unit for height, moment in zip(below, moments, strict=True)]
         series.append(Series(part, [*enumerate(above), *reversed([*enumerate(below)])], colour, draw="area"))
         below = above
     if limit <= 1.68 * peak.total:
         ends = [(0.0, limit / unit), (len(moments) - 1.0, limit / unit)]
-        series.append(Series(f"{memory_size(limit)} of the GPU", ends, "#d33", draw="line"))
+        series.append(Series(f"{memory_size(limit)} of the GPU", ends, "var(--ink)", draw="line"))
     names = [moment.name for moment in moments]
     first = names.index("forward of block 1"), names.index(f"backward of block {plan.settings.model.layers}")
     phases = dict(zip((*first, len(names) - 1), ("forward", "backward", "optimizer"), strict=True))
@@ -84,10 +85,10 @@ def _memory(plan: Plan) -> str:
         columns=[(at, _words(moment)) for at, moment in enumerate(moments)],
     )  # fmt: skip
     fits = "It fits." if plan.fits else "It does not fit."
-    rows = [
-        (f"{mark(colour, square=True)}{part}", memory_size(size), f"{size / peak.total:.0%}", MEMORY[part][1])
-        for (part, size), colour in zip(peak.parts.items(), COLOURS, strict=False)
-    ]
+    rows = []
+    for part, size in peak.parts.items():
+        name = f"{mark(PART_COLOURS[part], square=True)}{part}"
+        rows.append((name, memory_size(size), f"{size / peak.total:.0%}", MEMORY[part][1]))
     about = f"The peak, {memory_size(peak.total)} of {memory_size(limit)}, is at: {peak.name}. {fits}"
     return f"<h2>{title}</h2><p>{about}</p>{drawn}{table(rows)}"
 
