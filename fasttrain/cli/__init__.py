@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import fasttrain
+
 
 class Command(NamedTuple):
     module: str
@@ -40,6 +42,9 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; its exit code, or 2 if there is no such command."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] in (["--version"], ["-V"]):
+        print(f"fasttrain {fasttrain.__version__}")
+        return 0
     for length in (2, 1):  # "data prepare", then "train"
         name = " ".join(words[:length])
         if name in COMMANDS:
