@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from fasttrain.optimizers import OptimizerKind
 from fasttrain.units import plural
 
 
@@ -143,7 +144,7 @@ class BatchConfig:
 class OptimConfig:
     """The optimizer and its learning rate."""
 
-    kind: Literal["adamw", "muon"] = "adamw"
+    kind: OptimizerKind = "adamw"
     """muon: for the matrices of blocks, AdamW for everything else."""
     lr: float = 1e-3
     """Peak learning rate."""

@@ -254,12 +254,17 @@ class Decoder(nn.Module):
         """
         into_stream = self.config.init_std / math.sqrt(2 * self.config.layers)
         for name, parameter in self.named_parameters():
-            name = name.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", "")
+            name = plain_name(name)
             if parameter.dim() == 1:
                 parameter.fill_(1.0)
             else:
                 narrow = name.endswith(("attention_out.weight", "down.weight"))
                 _truncated_normal_(parameter, into_stream if narrow else self.config.init_std, f"{seed} {name}")
+
+
+def plain_name(name: str) -> str:
+    """A module's or parameter's name without what wrappers that recompute or compile add to it."""
+    return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "_checkpoint_wrapped_module"))
 
 
 def _truncated_normal_(parameter: Tensor, std: float, key: str) -> None:  # (rows, columns), of which a shard is here

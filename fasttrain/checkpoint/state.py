@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from fasttrain.checkpoint.committed import Checkpoint
 from fasttrain.distributed.collectives import RanksFailed, on_all
+from fasttrain.model import plain_name
 
 _SCALE = ("scale", "_growth_tracker")  # of a scaler's state dict; the rest of it are settings
 _SHOWN = 3  # names in an error
@@ -77,12 +78,8 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _parameters(model: nn.Module) -> dict[str, Tensor]:
-    """By the names that get_model_state_dict uses: without those of wrappers that recompute or compile."""
-    wrappers = ("_checkpoint_wrapped_module", "_orig_mod")
-    return {
-        ".".join(part for part in name.split(".") if part not in wrappers): parameter
-        for name, parameter in model.named_parameters()
-    }
+    """By the names that get_model_state_dict uses."""
+    return {plain_name(name): parameter for name, parameter in model.named_parameters()}
 
 
 def saved_tensors(path: Path) -> dict[str, TensorStorageMetadata]:

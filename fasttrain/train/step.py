@@ -22,7 +22,7 @@ from torch import Tensor
 from fasttrain.data import IGNORED, Batch
 from fasttrain.distributed.parallelize import before_backward
 from fasttrain.metrics import StepTimer
-from fasttrain.optim import gradient_norms, scale_gradients, set_learning_rate, skip_unless_finite
+from fasttrain.optim.optimizer import gradient_norms, scale_gradients, set_learning_rate, skip_unless_finite
 from fasttrain.train.state import TrainState
 
 

@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fasttrain import config
-from fasttrain.flops import block_matrices, num_parameters
+from fasttrain.flops import num_parameters, optimizer_bytes
+from fasttrain.optimizers import OPTIMIZERS
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "loss", "fsdp", "runtime")
 Loss = Literal["linear", "plain"]
@@ -137,11 +138,9 @@ class _StepMemory:
         self.P_block = counts.blocks // model.layers
         self.P_root = counts.total - counts.blocks
         self.P_head = vocab * model.hidden
-        matrices = model.layers * block_matrices(model)
-        self.states = 8 * self.P - (4 * matrices if settings.optim.kind == "muon" else 0)
-        # Muon brings a round of whole matrices together and iterates on one of them: three of its size
+        self.states = optimizer_bytes(model, vocab, settings.optim.kind)
         largest = 2 * model.hidden * model.ffn
-        self.update = 4 * largest * self.a if settings.optim.kind == "muon" else 0.0
+        self.update = OPTIMIZERS[settings.optim.kind].whole_matrices * largest * self.a
         self.dropout = model.dropout > 0
         self.table = 4 * model.head_dim * settings.data.sequence  # cosines and sines
 

@@ -26,6 +26,7 @@ from typing import Any
 from fasttrain import config
 from fasttrain.flops import HOST_SECONDS, block_matrices, block_shapes, flops_per_token, num_parameters
 from fasttrain.gpus import Gpu
+from fasttrain.optimizers import OPTIMIZERS, OptimizerKind
 from fasttrain.tools.plan.memory import ITEMSIZE, chunk_rows
 
 TABLE = Path(__file__).with_name("calibration.toml")
@@ -70,7 +71,7 @@ class Work:
     reduces_every: bool = False
     reduced: int = 4  # bytes of an element of the gradients that are reduced
     linear_loss: bool = True
-    muon: bool = False
+    optimizer: OptimizerKind = "adamw"
     gated: bool = True  # False: a feed-forward layer of two matrices, as many elements as the model's three
 
     @property
@@ -160,7 +161,7 @@ def work_of(
         recomputed_attention=1.0 if recompute == "full" else 0.0,
         gathers=(2 if parallel.reshard_after_forward else 1) if sharded else 0,
         reduces_every=parallel.grad_reduce == "every",
-        muon=settings.optim.kind == "muon",
+        optimizer=settings.optim.kind,
     )
 
 
@@ -254,13 +255,9 @@ def _loss_bytes(work: Work) -> float:
 def _optimizer(work: Work, gpu: Gpu, given: Calibration) -> float:
     counts = num_parameters(work.model, work.vocab)
     seconds = 40 * counts.total / work.shards / (gpu.bandwidth * given.bandwidth)
-    if work.muon:
-        m = work.model
-        small = min(m.hidden, m.ffn)
-        # Five iterations of about 2 M^2 N + M^3 multiplications, shared by the ranks of a group
-        flops = 5 * 2 * 3 * small * m.layers * block_matrices(m) / work.shards
-        seconds += flops / (gpu.half * given.matmuls * 0.6)
-    return seconds
+    m, row = work.model, OPTIMIZERS[work.optimizer]
+    flops = row.matrix_flops * min(m.hidden, m.ffn) * m.layers * block_matrices(m) / work.shards  # shared by a group
+    return seconds + flops / (gpu.half * given.matmuls * 0.6)
 
 
 def collectives(work: Work, hardware: Hardware) -> dict[str, float]:

@@ -33,7 +33,7 @@ from fasttrain.checkpoint import (
     saver,
 )
 from fasttrain.fs import FileChecksum, HashedFile
-from fasttrain.optim import make_scaler, set_learning_rate
+from fasttrain.optim.optimizer import make_scaler, set_learning_rate
 from tests.fasttrain.checkpoint.subject import CPU, FACTS, KEEP_ALL, TINY, Subject, assert_equal, gloo
 
 INLINE = replace(KEEP_ALL, background=False)
