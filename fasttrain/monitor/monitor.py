@@ -16,13 +16,11 @@ from fasttrain.events import Anomaly, Event, EventKind
 from fasttrain.flops import num_parameters
 from fasttrain.metrics import StepRecord, device_memory
 from fasttrain.monitor.mfu import MfuContext, MfuMonitor
-from fasttrain.monitor.sanity import Blocks, Envelope, first_loss_suspicion, pretrained_loss_suspicion
-from fasttrain.monitor.slowdown import SpeedMonitor
+from fasttrain.monitor.sanity import Blocks, Envelope, SickBlock, first_loss_suspicion, pretrained_loss_suspicion
+from fasttrain.monitor.slowdown import Slowdown, SpeedMonitor
 from fasttrain.monitor.spikes import SpikeDetector
 
 IN_A_ROW = 3  # losses that are not finite: one is a batch, whose update was skipped; three are the weights
-_BLOCKS = {"dead": EventKind.DEAD_BLOCK, "exploding": EventKind.EXPLODING_BLOCK}
-_KINDS = {"warning": EventKind.NORM, "spike": EventKind.SPIKE}
 
 
 class Monitor:
@@ -56,35 +54,36 @@ class Monitor:
             yield Event(step=step, kind=EventKind.FIRST_LOSS, text=suspicion, evidence=dict(loss=loss))
         anomaly = self._spikes.observe(loss, record.grad_norm)
         self._not_finite = self._not_finite + 1 if anomaly and anomaly.kind == "not finite" else 0
-        if anomaly and anomaly.kind == "not finite":
-            anomaly = replace(anomaly, steps=self._not_finite, step=step)
-            skipped = "skipped this optimizer update"
-            handle = anomaly if self._not_finite == IN_A_ROW else None
-            yield self._event(anomaly, EventKind.NOT_FINITE, f"the {anomaly}; {skipped}", skipped, step - 1, handle)
-        elif anomaly and anomaly.is_new and anomaly.kind in _KINDS:
-            anomaly, is_spike = replace(anomaly, step=step), anomaly.kind == "spike"
-            action = f"as monitor.spike says: {self._settings.monitor.spike}" if is_spike else ""
-            text, handle = f"{anomaly.kind}: {anomaly}", anomaly if is_spike else None
-            yield self._event(anomaly, _KINDS[anomaly.kind], text, action, anomaly.first, handle)
+        if anomaly and anomaly.is_new and anomaly.kind != "blip":
+            yield self._about(replace(anomaly, step=step, steps=self._not_finite or anomaly.steps))
         if outside := self._envelope.observe(record.tokens, loss):
-            yield Event(step=step, kind=EventKind.ENVELOPE, text=str(outside), evidence=outside.evidence())
+            yield Event(step=step, kind=EventKind.ENVELOPE, text=str(outside), evidence=asdict(outside))
         for sick in self._blocks.observe(record.block_norms):
-            yield Event(step=step, kind=_BLOCKS[sick.kind], text=str(sick), evidence=sick.evidence())
+            yield Event(step=step, kind=EventKind(f"{sick.kind} block"), text=str(sick), evidence=_evidence(sick))
 
-    def _event(
-        self, anomaly: Anomaly, kind: EventKind, text: str, action: str, first: int, handle: Anomaly | None
-    ) -> Event:
-        documents = self._documents_of(range(first, anomaly.step))
+    def _about(self, anomaly: Anomaly) -> Event:
+        """What the run has to handle is a spike, and values that are not finite for the third time in a row."""
+        text, action, first, handled = f"{anomaly.kind}: {anomaly}", "", anomaly.first, anomaly.kind == "spike"
+        if anomaly.kind == "not finite":
+            action, first, handled = "skipped this optimizer update", anomaly.step - 1, anomaly.steps == IN_A_ROW
+            text = f"the {anomaly}; {action}"
+        elif handled:
+            action = f"as monitor.spike says: {self._settings.monitor.spike}"
         return Event(
-            step=anomaly.step, kind=kind, text=text, action=action, evidence=anomaly.evidence(), documents=documents,
-            anomaly=handle,
-        )  # fmt: skip
+            step=anomaly.step,
+            kind=EventKind(anomaly.kind),
+            text=text,
+            action=action,
+            evidence=anomaly.evidence(),
+            documents=self._documents_of(range(first, anomaly.step)),
+            anomaly=anomaly if handled else None,
+        )
 
     def _performance(self, record: StepRecord) -> Iterator[Event]:
         """Steps that become slower, and a low MFU."""
         if self._speed and (news := self._speed.observe(record.phases, record.sensors)):
             kind = EventKind.SLOW_DOWN if news.kind == "slow" else EventKind.SPEED
-            yield Event(step=record.step, kind=kind, text=str(news), evidence=news.evidence())
+            yield Event(step=record.step, kind=kind, text=str(news), evidence=_evidence(news))
         if self._mfu and (causes := self._mfu.observe(record)):
             text = "the MFU is low, because of:" + "".join(f"\n    {cause}" for cause in causes)
             evidence = dict(causes=[asdict(cause) for cause in causes])
@@ -104,6 +103,11 @@ class Monitor:
         """Continue as if the steps since state() had not been."""
         self._spikes.restore(state)
         self._not_finite = 0
+
+
+def _evidence(found: SickBlock | Slowdown) -> dict[str, Any]:
+    """All but the kind, which is the event's."""
+    return {name: value for name, value in asdict(found).items() if name != "kind"}
 
 
 def make_monitor(

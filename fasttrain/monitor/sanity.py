@@ -9,10 +9,12 @@ init_std, the less the more blocks add to the embedding. Anything else is a defe
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+
+import numpy as np
 
 from fasttrain import config
 
@@ -73,10 +75,6 @@ class Outside:
             f"{self.low:.3f} to {self.high:.3f}"
         )
 
-    def evidence(self) -> dict[str, Any]:
-        """The evidence, for an event."""
-        return asdict(self)
-
 
 class Envelope:
     """A range of losses along the run, from a table of (tokens, lowest, highest); alarms after `patience` steps."""
@@ -94,27 +92,22 @@ class Envelope:
         """Between rows linear in the logarithm of tokens, as losses are; nothing is expected outside of the table."""
         if not self._table or not self._table[0][0] <= tokens <= self._table[-1][0]:
             return -math.inf, math.inf
-        for (start, *first), (end, *second) in pairwise(self._table):
-            if start <= tokens <= end:
-                share = _log(tokens / max(start, 1)) / _log(end / max(start, 1))
-                low, high = (a + share * (b - a) for a, b in zip(first, second, strict=True))
-                return low, high
-        return self._table[0][1], self._table[0][2]  # a table of one row, at its place
+        counts, lows, highs = zip(*self._table, strict=True)
+        place, places = _log(tokens), [_log(count) for count in counts]
+        return float(np.interp(place, places, lows)), float(np.interp(place, places, highs))
 
     def observe(self, tokens: float, loss: float) -> Outside | None:
         """An alarm, once per stay outside."""
         low, high = self.range(tokens)
         self._outside = 0 if low <= loss <= high else self._outside + 1
-        if self._outside != self._patience:
-            return None
-        return Outside(loss=loss, low=low, high=high, steps=self._outside)
+        return Outside(loss=loss, low=low, high=high, steps=self._outside) if self._outside == self._patience else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SickBlock:
     """A block whose gradient vanished or exploded."""
 
-    kind: Literal["dead", "exploding"]
+    kind: str  # dead or exploding
     block: int
     norm: float
     others: float  # median over all blocks
@@ -125,10 +118,6 @@ class SickBlock:
             f"block {self.block} is {self.kind}: its gradient norm has been {self.norm:.3g} and that of the median "
             f"block {self.others:.3g}, {self.observations} times in a row"
         )
-
-    def evidence(self) -> dict[str, Any]:
-        """The evidence, for an event."""
-        return {name: fact for name, fact in asdict(self).items() if name != "kind"}
 
 
 class Blocks:
@@ -143,13 +132,11 @@ class Blocks:
         self._limits, self._first = {"dead": dead_after, "exploding": exploding_after}, first
         self._seen = 0
         self._usual: list[float] = []  # log of norm / median
-        self._counts: dict[tuple[str, int], int] = {}
+        self._counts: Counter[tuple[str, int]] = Counter()  # observations in a row
 
     def observe(self, norms: Sequence[float]) -> list[SickBlock]:
         """What is new; `norms` by block."""
-        if len(norms) < 2:  # nothing to compare with
-            return []
-        middle = sorted(norms)[len(norms) // 2]
+        middle = sorted(norms)[len(norms) // 2] if len(norms) > 1 else 0.0  # one has nothing to compare with
         if not math.isfinite(sum(norms)) or middle == 0:  # not a matter of single blocks
             return []
         logs = [math.log(max(norm / middle, 1e-12)) for norm in norms]
@@ -162,18 +149,12 @@ class Blocks:
             if not (exploding or dead):
                 weight = max(self._USUAL, 1 / self._seen)
                 self._usual[block] += weight * (log - self._usual[block])
-            found += self._count("dead", block, dead, norm, middle)
-            found += self._count("exploding", block, exploding, norm, middle)
+            for kind, sick in (("dead", dead), ("exploding", exploding)):
+                count = self._counts[kind, block] = self._counts[kind, block] + 1 if sick else 0
+                if count == self._limits[kind]:
+                    found.append(SickBlock(kind=kind, block=block, norm=norm, others=middle, observations=count))
         return found
 
-    def _count(
-        self, kind: Literal["dead", "exploding"], block: int, sick: bool, norm: float, others: float
-    ) -> list[SickBlock]:
-        count = self._counts[kind, block] = self._counts.get((kind, block), 0) + 1 if sick else 0
-        if count != self._limits[kind]:
-            return []
-        return [SickBlock(kind=kind, block=block, norm=norm, others=others, observations=count)]
 
-
-def _log(ratio: float) -> float:
-    return math.log(max(ratio, 1.0))
+def _log(tokens: float) -> float:
+    return math.log(max(tokens, 1.0))
