@@ -72,10 +72,6 @@ class Change:
     def __str__(self) -> str:
         return f"{self.key}: {self.before} -> {self.after}"
 
-    @property
-    def is_possible(self) -> bool:
-        return not self.key.startswith(FIXED) or self.key in FREE
-
 
 def changed_settings(before: str, after: Config) -> list[Change]:
     """What differs between the settings of a checkpoint, as TOML, and those of now. Impossible ones are an error."""
@@ -84,7 +80,7 @@ def changed_settings(before: str, after: Config) -> list[Change]:
     if after.from_hf is None and "from_hf" in keys:  # a run that has begun needs it no more
         keys.remove("from_hf")
     found = [Change(key=key, before=old.get(key), after=new.get(key)) for key in keys]
-    if impossible := [change for change in found if not change.is_possible]:
+    if impossible := [change for change in found if change.key.startswith(FIXED) and change.key not in FREE]:
         raise ValueError(
             f"the checkpoint cannot be resumed with other settings: {'; '.join(map(str, impossible))}; set them back, "
             "or start another run: --out DIRECTORY"

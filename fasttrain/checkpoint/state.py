@@ -60,7 +60,11 @@ def restore(
 
     All ranks of `group` call it. Checksums are not looked at again: newest_valid or checkpoint.verify have done that.
     """
-    _check_optimizer(checkpoint, optimizer)
+    if optimizer is not None and type(optimizer).__name__ != checkpoint.optimizer:
+        raise ValueError(
+            f"checkpoint: {checkpoint.path} was saved with {checkpoint.optimizer}, whose moments "
+            f"{type(optimizer).__name__} cannot use; resume with the optim.kind of the run"
+        )
     saved = saved_tensors(checkpoint.path)
     weights = _weights(model)
     _check_model(checkpoint, {name: tensor.shape for name, tensor in weights.items()}, saved)
@@ -94,12 +98,8 @@ def _empty_optimizer_state(parameters: dict[str, Tensor], saved: dict[str, Tenso
         kind, _, rest = full_name.partition(".")
         if kind == "optimizer":
             parameter, dtype = parameters[rest.rpartition(".")[0]], tensor.properties.dtype
-            alike = tensor.size == parameter.shape
-            empty[full_name] = (
-                torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-                if alike
-                else torch.empty(tensor.size, dtype=dtype)
-            )
+            shape = parameter if tensor.size == parameter.shape else torch.empty(tensor.size)
+            empty[full_name] = torch.empty_like(shape, dtype=dtype, requires_grad=False)
     return empty
 
 
@@ -141,14 +141,6 @@ def _set_optimizer_state(
         name, _, key = full_name.removeprefix("optimizer.").rpartition(".")
         state["state"].setdefault(numbers[name], {})[key] = tensor
     optimizer.load_state_dict(state)
-
-
-def _check_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer | None) -> None:
-    if optimizer is not None and type(optimizer).__name__ != checkpoint.optimizer:
-        raise ValueError(
-            f"checkpoint: {checkpoint.path} was saved with {checkpoint.optimizer}, whose moments "
-            f"{type(optimizer).__name__} cannot use; resume with the optim.kind of the run"
-        )
 
 
 def _check_model(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,8 @@ class _Files(FileSystem):
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         super().rename(path, new_path)
-        former, name = self.written.pop(Path(path).name), Path(new_path).name
-        self.written[name] = FileChecksum(name=name, size=former.size, sha256=former.sha256)
+        name = Path(new_path).name
+        self.written[name] = replace(self.written.pop(Path(path).name), name=name)
 
 
 class _Writer(dcp.FileSystemWriter):

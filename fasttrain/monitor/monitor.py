@@ -23,6 +23,15 @@ from fasttrain.monitor.spikes import SpikeDetector
 IN_A_ROW = 3  # losses that are not finite: one is a batch, whose update was skipped; three are the weights
 
 
+_KINDS = {
+    "warning": EventKind.NORM,
+    "spike": EventKind.SPIKE,
+    "not finite": EventKind.NOT_FINITE,
+    "dead": EventKind.DEAD_BLOCK,
+    "exploding": EventKind.EXPLODING_BLOCK,
+}
+
+
 class Monitor:
     """observe() every step; an event with an anomaly is one that the run has to handle."""
 
@@ -54,12 +63,12 @@ class Monitor:
             yield Event(step=step, kind=EventKind.FIRST_LOSS, text=suspicion, evidence=dict(loss=loss))
         anomaly = self._spikes.observe(loss, record.grad_norm)
         self._not_finite = self._not_finite + 1 if anomaly and anomaly.kind == "not finite" else 0
-        if anomaly and anomaly.is_new and anomaly.kind != "blip":
+        if anomaly and anomaly.is_new and anomaly.kind in _KINDS:
             yield self._about(replace(anomaly, step=step, steps=self._not_finite or anomaly.steps))
         if outside := self._envelope.observe(record.tokens, loss):
             yield Event(step=step, kind=EventKind.ENVELOPE, text=str(outside), evidence=asdict(outside))
         for sick in self._blocks.observe(record.block_norms):
-            yield Event(step=step, kind=EventKind(f"{sick.kind} block"), text=str(sick), evidence=_evidence(sick))
+            yield Event(step=step, kind=_KINDS[sick.kind], text=str(sick), evidence=_evidence(sick))
 
     def _about(self, anomaly: Anomaly) -> Event:
         """What the run has to handle is a spike, and values that are not finite for the third time in a row."""
@@ -71,7 +80,7 @@ class Monitor:
             action = f"as monitor.spike says: {self._settings.monitor.spike}"
         return Event(
             step=anomaly.step,
-            kind=EventKind(anomaly.kind),
+            kind=_KINDS[anomaly.kind],
             text=text,
             action=action,
             evidence=anomaly.evidence(),

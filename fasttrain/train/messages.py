@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fasttrain.checkpoint import Failed, Outcome
 from fasttrain.config_toml import summary
 from fasttrain.events import Event, EventKind, ExitCode
-from fasttrain.metrics import News, Note, SavedNote, device_name, last_step
+from fasttrain.metrics import News, Note, device_name, last_step
 from fasttrain.train.state import TrainState, versions
 from fasttrain.units import disk_size, plural
 
@@ -78,7 +78,7 @@ def about_save(outcome: Outcome, *, last_saved: int) -> Iterator[News]:
         yield Event(step=step, kind=EventKind.FAILED_SAVE, text=text, action="retries", evidence=evidence)
         return
     size = f"{disk_size(outcome.bytes)} in {outcome.seconds:.1f} s"
-    yield SavedNote(f"step {step}: saved and verified {outcome.path} ({size})")
+    yield Note(f"step {step}: saved and verified {outcome.path} ({size})", saved=True)
     if outcome.trouble:
         yield Event(step=step, kind=EventKind.RETENTION, text=outcome.trouble, action="continues")
 

@@ -138,9 +138,9 @@ def test_a_logger_is_a_row_of_sinks(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(logger, "SINKS", [open_sink, lambda options: None])
     options = logger.SinkOptions(run=RunDir(tmp_path), log=LogConfig(), config_toml="", resume_step=0)
     sinks = logger.Sinks(options, is_main=True)
-    sinks.step(1, {"loss": 2.5})
-    sinks.validation(1, "held-out", {"loss": 2.5})
-    sinks.event(Event(step=1, kind=events.EventKind.SPIKE, text=""))
+    sinks.each("step", 1, {"loss": 2.5})
+    sinks.each("validation", 1, "held-out", {"loss": 2.5})
+    sinks.each("event", Event(step=1, kind=events.EventKind.SPIKE, text=""))
     sinks.close(3)
     assert asked == [options]
     assert kept.seen == [(1, 2.5), (1, "held-out"), "spike", 3]
