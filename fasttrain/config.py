@@ -173,6 +173,15 @@ class OptimConfig:
     decay_fraction: float = 0.2
     """Share of the run over which wsd decays."""
 
+    def __post_init__(self) -> None:
+        share = self.decay_fraction
+        _require(self.warmup >= 0, f"optim.warmup ({self.warmup}) must be at least 0; 0 starts at the peak")
+        _require(0 <= self.final <= 1, f"optim.final ({self.final}) is a fraction of optim.lr, from 0 to 1")
+        _require(
+            self.schedule != "wsd" or 0 < share <= 1,
+            f"optim.decay_fraction ({share}) is a share of the run: above 0, at most 1",
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
@@ -341,6 +350,12 @@ class Config:
         _require(
             self.optim.warmup < self.batch.steps,
             f"optim.warmup ({self.optim.warmup}) must be shorter than the run: batch.steps is {self.batch.steps}",
+        )
+        share, steps = self.optim.decay_fraction, self.batch.steps
+        _require(
+            self.optim.schedule != "wsd" or self.optim.warmup + steps * share <= steps,
+            f"optim.warmup ({self.optim.warmup}) and the decay (optim.decay_fraction {share} of {steps} steps) are "
+            "longer than the run together: lower one of them",
         )
         _require(
             self.from_hf is None or self.resume in ("auto", "never"),

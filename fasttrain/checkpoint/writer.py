@@ -51,22 +51,6 @@ class _Files(FileSystem):
         self.written[name] = replace(self.written.pop(Path(path).name), name=name)
 
 
-class _Writer(dcp.FileSystemWriter):
-    def __init__(self, directory: Path) -> None:
-        # Files sync themselves. Nothing to copy ahead: the state is in host memory, and a writer that looks for more
-        # waits for the GPU's stream, that is, for training.
-        super().__init__(directory, sync_files=False, per_thread_copy_ahead=0, overwrite=False)
-        self.files = self.fs = _Files()
-
-    def write_data(self, plan: Any, planner: Any) -> Any:
-        with _plain_errors():
-            return super().write_data(plan, planner)
-
-    def finish(self, metadata: Metadata, results: Any) -> None:
-        with _plain_errors():
-            super().finish(metadata, results)
-
-
 @contextmanager
 def _plain_errors() -> Iterator[None]:
     """DCP sends a rank's error to the others by pickling it; one that does not pickle would leave them waiting."""
@@ -74,6 +58,22 @@ def _plain_errors() -> Iterator[None]:
         yield
     except BaseException as error:
         raise Reason(text_of(_cause(error))) from None
+
+
+class _Writer(dcp.FileSystemWriter):
+    def __init__(self, directory: Path) -> None:
+        # Files sync themselves. Nothing to copy ahead: the state is in host memory, and a writer that looks for more
+        # waits for the GPU's stream, that is, for training.
+        super().__init__(directory, sync_files=False, per_thread_copy_ahead=0, overwrite=False)
+        self.files = self.fs = _Files()
+
+    @_plain_errors()
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        return super().write_data(plan, planner)
+
+    @_plain_errors()
+    def finish(self, metadata: Metadata, results: Any) -> None:
+        super().finish(metadata, results)
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -8,9 +8,7 @@
 Validations and notes are lines that stay, above the live ones. The speed is that of the last steps (Pace), so that
 neither compilation nor a hiccup decides about the time that is left; loss and norm are of this step alone. The curve is
 the loss since the process started (Sparkline).
-
-A terminal that is too narrow gets fewer figures. One that is gone, or a log on a full disk, costs lines, with one
-warning, and not the run.
+A narrow terminal gets fewer figures. One that is gone, or a full disk, costs lines, with one warning, and not the run.
 """
 
 from __future__ import annotations

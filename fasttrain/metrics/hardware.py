@@ -132,23 +132,20 @@ class GpuSensors:
 
     def read(self) -> dict[str, float]:
         """The readings of now, or of at most a second ago; {} without sensors."""
-        if self._sensors and monotonic() >= self._due:
-            self._last = self._read()
-            self._due = monotonic() + _INTERVAL
-        return dict(self._last)
-
-    def _read(self) -> dict[str, float]:
-        readings: dict[str, float] = {}
+        if not self._sensors or monotonic() < self._due:
+            return dict(self._last)
+        self._last = {}
         for sensor in list(self._sensors):
             try:
-                readings |= sensor()
+                self._last |= sensor()
             except self._nvml.NVMLError_NotSupported:  # by this card: fans and power of laptops, for one
                 self._sensors.remove(sensor)
             except self._nvml.NVMLError as error:
                 _logger.warning("GPU sensors: %s; no more readings in this run, see nvidia-smi and dmesg", error)
-                self._sensors.clear()
-                return {}
-        return readings
+                self._sensors, self._last = [], {}
+                break
+        self._due = monotonic() + _INTERVAL
+        return dict(self._last)
 
 
 def _sensors(nvml: Any, gpu: Any) -> list[Callable[[], dict[str, float]]]:

@@ -16,20 +16,14 @@ from fasttrain.events import Anomaly, Event, EventKind
 from fasttrain.flops import num_parameters
 from fasttrain.metrics import StepRecord, device_memory
 from fasttrain.monitor.mfu import MfuContext, MfuMonitor
-from fasttrain.monitor.sanity import Blocks, Envelope, SickBlock, first_loss_suspicion, pretrained_loss_suspicion
-from fasttrain.monitor.slowdown import Slowdown, SpeedMonitor
+from fasttrain.monitor.sanity import Blocks, Envelope, first_loss_suspicion, pretrained_loss_suspicion
+from fasttrain.monitor.slowdown import SpeedMonitor
 from fasttrain.monitor.spikes import SpikeDetector
 
 IN_A_ROW = 3  # losses that are not finite: one is a batch, whose update was skipped; three are the weights
 
 
-_KINDS = {
-    "warning": EventKind.NORM,
-    "spike": EventKind.SPIKE,
-    "not finite": EventKind.NOT_FINITE,
-    "dead": EventKind.DEAD_BLOCK,
-    "exploding": EventKind.EXPLODING_BLOCK,
-}
+_KINDS = {"warning": EventKind.NORM, "spike": EventKind.SPIKE, "not finite": EventKind.NOT_FINITE}
 
 
 class Monitor:
@@ -65,10 +59,9 @@ class Monitor:
         self._not_finite = self._not_finite + 1 if anomaly and anomaly.kind == "not finite" else 0
         if anomaly and anomaly.is_new and anomaly.kind in _KINDS:
             yield self._about(replace(anomaly, step=step, steps=self._not_finite or anomaly.steps))
-        if outside := self._envelope.observe(record.tokens, loss):
-            yield Event(step=step, kind=EventKind.ENVELOPE, text=str(outside), evidence=asdict(outside))
-        for sick in self._blocks.observe(record.block_norms):
-            yield Event(step=step, kind=_KINDS[sick.kind], text=str(sick), evidence=_evidence(sick))
+        outside, sick = self._envelope.observe(record.tokens, loss), self._blocks.observe(record.block_norms)
+        for finding in [outside, *sick] if outside else sick:
+            yield Event(step=step, **finding._asdict())
 
     def _about(self, anomaly: Anomaly) -> Event:
         """What the run has to handle is a spike, and values that are not finite for the third time in a row."""
@@ -92,7 +85,8 @@ class Monitor:
         """Steps that become slower, and a low MFU."""
         if self._speed and (news := self._speed.observe(record.phases, record.sensors)):
             kind = EventKind.SLOW_DOWN if news.kind == "slow" else EventKind.SPEED
-            yield Event(step=record.step, kind=kind, text=str(news), evidence=_evidence(news))
+            evidence = {name: value for name, value in asdict(news).items() if name != "kind"}
+            yield Event(step=record.step, kind=kind, text=str(news), evidence=evidence)
         if self._mfu and (causes := self._mfu.observe(record)):
             text = "the MFU is low, because of:" + "".join(f"\n    {cause}" for cause in causes)
             evidence = dict(causes=[asdict(cause) for cause in causes])
@@ -112,11 +106,6 @@ class Monitor:
         """Continue as if the steps since state() had not been."""
         self._spikes.restore(state)
         self._not_finite = 0
-
-
-def _evidence(found: SickBlock | Slowdown) -> dict[str, Any]:
-    """All but the kind, which is the event's."""
-    return {name: value for name, value in asdict(found).items() if name != "kind"}
 
 
 def make_monitor(

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from fasttrain import config
+from fasttrain.events import EventKind
 
 FIRST_LOSS = 0.05  # of ln(vocab): how far the first loss may be from what is expected
 
@@ -59,21 +60,12 @@ def pretrained_loss_suspicion(loss: float, vocab: int, name: str) -> str:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outside:
-    """The loss is where it should not be."""
+class Finding(NamedTuple):
+    """What an event is made of."""
 
-    loss: float
-    low: float
-    high: float
-    steps: int  # in a row
-
-    def __str__(self) -> str:
-        side = "above" if self.loss > self.high else "below"
-        return (
-            f"for {self.steps} steps the loss has been {side} what is expected here: {self.loss:.3f}, not in "
-            f"{self.low:.3f} to {self.high:.3f}"
-        )
+    kind: EventKind
+    text: str
+    evidence: dict[str, float]
 
 
 class Envelope:
@@ -96,28 +88,15 @@ class Envelope:
         place, places = _log(tokens), [_log(count) for count in counts]
         return float(np.interp(place, places, lows)), float(np.interp(place, places, highs))
 
-    def observe(self, tokens: float, loss: float) -> Outside | None:
+    def observe(self, tokens: float, loss: float) -> Finding | None:
         """An alarm, once per stay outside."""
         low, high = self.range(tokens)
         self._outside = 0 if low <= loss <= high else self._outside + 1
-        return Outside(loss=loss, low=low, high=high, steps=self._outside) if self._outside == self._patience else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SickBlock:
-    """A block whose gradient vanished or exploded."""
-
-    kind: str  # dead or exploding
-    block: int
-    norm: float
-    others: float  # median over all blocks
-    observations: int
-
-    def __str__(self) -> str:
-        return (
-            f"block {self.block} is {self.kind}: its gradient norm has been {self.norm:.3g} and that of the median "
-            f"block {self.others:.3g}, {self.observations} times in a row"
-        )
+        if self._outside != self._patience:
+            return None
+        side, evidence = "above" if loss > high else "below", dict(loss=loss, low=low, high=high, steps=self._outside)
+        text = f"for {self._outside} steps the loss has been {side} what is expected here: {loss:.3f}, not in "
+        return Finding(EventKind.ENVELOPE, f"{text}{low:.3f} to {high:.3f}", evidence)
 
 
 class Blocks:
@@ -129,12 +108,13 @@ class Blocks:
 
     def __init__(self, dead_after: int = 50, exploding_after: int = 5, first: int = 50) -> None:
         """first: observations before a block can explode."""
-        self._limits, self._first = {"dead": dead_after, "exploding": exploding_after}, first
+        self._limits = {EventKind.DEAD_BLOCK: dead_after, EventKind.EXPLODING_BLOCK: exploding_after}
+        self._first = first
         self._seen = 0
         self._usual: list[float] = []  # log of norm / median
-        self._counts: Counter[tuple[str, int]] = Counter()  # observations in a row
+        self._counts: Counter[tuple[EventKind, int]] = Counter()  # observations in a row
 
-    def observe(self, norms: Sequence[float]) -> list[SickBlock]:
+    def observe(self, norms: Sequence[float]) -> list[Finding]:
         """What is new; `norms` by block."""
         middle = sorted(norms)[len(norms) // 2] if len(norms) > 1 else 0.0  # one has nothing to compare with
         if not math.isfinite(sum(norms)) or middle == 0:  # not a matter of single blocks
@@ -149,10 +129,14 @@ class Blocks:
             if not (exploding or dead):
                 weight = max(self._USUAL, 1 / self._seen)
                 self._usual[block] += weight * (log - self._usual[block])
-            for kind, sick in (("dead", dead), ("exploding", exploding)):
+            for kind, sick in ((EventKind.DEAD_BLOCK, dead), (EventKind.EXPLODING_BLOCK, exploding)):
                 count = self._counts[kind, block] = self._counts[kind, block] + 1 if sick else 0
                 if count == self._limits[kind]:
-                    found.append(SickBlock(kind=kind, block=block, norm=norm, others=middle, observations=count))
+                    text = (
+                        f"block {block} is {kind.split()[0]}: its gradient norm has been {norm:.3g} and that of the "
+                        f"median block {middle:.3g}, {count} times in a row"
+                    )
+                    found.append(Finding(kind, text, dict(block=block, norm=norm, others=middle, observations=count)))
         return found
 
 

@@ -150,7 +150,7 @@ class Muon(torch.optim.Optimizer):
             matrix = current.matrix()
             if following:
                 following.gather(self._momentum(following.params, group, finite))
-            current.scatter(self._update(matrix, current.own))
+            current.scatter(None if matrix is None else self._update(matrix, current.own))
             if previous:
                 self._apply(previous, group, finite)  # has travelled while this round's matrix was worked on
             previous = current
@@ -173,9 +173,7 @@ class Muon(torch.optim.Optimizer):
             shards.append(gradient.lerp(buffer, group["momentum"]).to(_precision(gradient.device)))
         return shards
 
-    def _update(self, matrix: Tensor | None, param: Tensor | None) -> Tensor | None:
-        if matrix is None or param is None:
-            return None
+    def _update(self, matrix: Tensor, param: Any) -> Tensor:
         parts = matrix.split(self._rows[param])
         return torch.cat([orthogonalise(x, scale=adjustment(x, self._adjust)) for x in parts])
 

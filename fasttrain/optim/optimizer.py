@@ -6,7 +6,7 @@
         set_learning_rate(optimizer, optim, step, steps)
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
-        norm = clip(model.parameters(), optim.clip)         # or gradient_norms and scale_gradients, for norms by group
+        norm = clip(model.parameters(), optim.clip)
         skip_unless_finite(optimizer, norm)                 # not with fp16: its scaler does
         scaler.step(optimizer)
         scaler.update()
@@ -33,7 +33,6 @@ from fasttrain.optimizers import OPTIMIZERS
 
 def learning_rate(optim: config.OptimConfig, step: int, steps: int) -> float:
     """Learning rate of a step (0-based) in a run of `steps`, as a fraction of the peak; past the end it stays there."""
-    _check(optim, step, steps)
     if step < optim.warmup:
         return (step + 1) / (optim.warmup + 1)
     if optim.schedule == "constant":
@@ -42,28 +41,6 @@ def learning_rate(optim: config.OptimConfig, step: int, steps: int) -> float:
     elapsed = min(max((step - start) / (steps - start), 0.0), 1.0)  # of the decay
     remaining = 0.5 * (1 + math.cos(math.pi * elapsed)) if optim.schedule == "cosine" else 1 - elapsed
     return optim.final + (1 - optim.final) * remaining
-
-
-def _check(optim: config.OptimConfig, step: int, steps: int) -> None:
-    if step < 0 or steps < 1:
-        raise ValueError(f"learning_rate: step ({step}) must be at least 0 and steps ({steps}) at least 1")
-    if optim.warmup < 0:
-        raise ValueError(f"optim.warmup ({optim.warmup}) must be at least 0; 0 starts at the peak")
-    if optim.warmup >= steps:
-        raise ValueError(
-            f"optim.warmup ({optim.warmup}) must be shorter than the run, batch.steps ({steps}): "
-            "lower optim.warmup or train for longer"
-        )
-    if not 0 <= optim.final <= 1:
-        raise ValueError(f"optim.final ({optim.final}) is a fraction of optim.lr, from 0 to 1")
-    if optim.schedule == "wsd":
-        if not 0 < optim.decay_fraction <= 1:
-            raise ValueError(f"optim.decay_fraction ({optim.decay_fraction}) is a share of the run: above 0, at most 1")
-        if optim.warmup + steps * optim.decay_fraction > steps:
-            raise ValueError(
-                f"optim.warmup ({optim.warmup}) and the decay (optim.decay_fraction {optim.decay_fraction} of {steps} "
-                "steps) are longer than the run together: lower one of them"
-            )
 
 
 def gradient_norms(groups: Sequence[Iterable[Tensor]]) -> Tensor:  # (groups,) float32
@@ -122,19 +99,14 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, optim: config.OptimConfi
     return optim.lr * factor
 
 
-@torch.no_grad()
-def clip(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Scale gradients in place to a norm of at most max_norm (0: leave them); the norm before, of all ranks' shards."""
-    parameters = list(parameters)
-    return scale_gradients(parameters, gradient_norms([parameters]), max_norm)
+def clip(parameters: Iterable[Tensor], max_norm: float, norms: Tensor | None = None) -> Tensor:
+    """Scale gradients in place to a norm of at most max_norm (0: leave them); the norm before, of all ranks' shards.
 
-
-def scale_gradients(parameters: Iterable[Tensor], norms: Tensor, max_norm: float) -> Tensor:
-    """As clip, for norms that are known, of all groups; the norm of the whole.
-
-    The host never waits for it. One that is infinite or NaN makes every gradient NaN or zero, as in torch.
+    norms: of all groups, where they are known. The host never waits for it. A norm that is infinite or NaN makes every
+    gradient NaN or zero, as in torch.
     """
-    norm = torch.linalg.vector_norm(norms)
+    parameters = list(parameters)
+    norm = torch.linalg.vector_norm(gradient_norms([parameters]) if norms is None else norms)
     if max_norm > 0:
         nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm

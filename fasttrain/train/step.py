@@ -22,7 +22,7 @@ from torch import Tensor
 from fasttrain.data import IGNORED, Batch
 from fasttrain.distributed.parallelize import before_backward
 from fasttrain.metrics import StepTimer
-from fasttrain.optim.optimizer import gradient_norms, scale_gradients, set_learning_rate, skip_unless_finite
+from fasttrain.optim.optimizer import clip, gradient_norms, set_learning_rate, skip_unless_finite
 from fasttrain.train.state import TrainState
 
 
@@ -77,7 +77,7 @@ def train_step(
         loss += mean.detach()
     scaler.unscale_(optimizer)
     norms = gradient_norms(model.norm_groups())
-    norm = scale_gradients(model.parameters(), norms, settings.optim.clip)
+    norm = clip(model.parameters(), settings.optim.clip, norms)
     if not scaler.is_enabled():
         skip_unless_finite(optimizer, norm)
     scaler.step(optimizer)
