@@ -99,17 +99,18 @@ class Envelope:
         return Finding(EventKind.ENVELOPE, f"{text}{low:.3f} to {high:.3f}", evidence)
 
 
+_LIMITS = {EventKind.DEAD_BLOCK: 50, EventKind.EXPLODING_BLOCK: 5}  # observations in a row
+
+
 class Blocks:
     """Gradient norms of blocks against each other. Those of healthy ones may differ tenfold, but they keep doing so."""
 
     DEAD = 1e-4  # of the median block
     EXPLODING = 30.0  # times what the block usually has, of the median block
     _USUAL = 0.02  # weight of an observation in the usual ratio
+    _FIRST = 50  # observations before a block can explode
 
-    def __init__(self, dead_after: int = 50, exploding_after: int = 5, first: int = 50) -> None:
-        """first: observations before a block can explode."""
-        self._limits = {EventKind.DEAD_BLOCK: dead_after, EventKind.EXPLODING_BLOCK: exploding_after}
-        self._first = first
+    def __init__(self) -> None:
         self._seen = 0
         self._usual: list[float] = []  # log of norm / median
         self._counts: Counter[tuple[EventKind, int]] = Counter()  # observations in a row
@@ -124,14 +125,14 @@ class Blocks:
         self._usual = self._usual or logs
         found = []
         for block, (norm, log) in enumerate(zip(norms, logs, strict=True)):
-            exploding = self._seen > self._first and log > self._usual[block] + math.log(self.EXPLODING)
+            exploding = self._seen > self._FIRST and log > self._usual[block] + math.log(self.EXPLODING)
             dead = norm <= self.DEAD * middle
             if not (exploding or dead):
                 weight = max(self._USUAL, 1 / self._seen)
                 self._usual[block] += weight * (log - self._usual[block])
             for kind, sick in ((EventKind.DEAD_BLOCK, dead), (EventKind.EXPLODING_BLOCK, exploding)):
                 count = self._counts[kind, block] = self._counts[kind, block] + 1 if sick else 0
-                if count == self._limits[kind]:
+                if count == _LIMITS[kind]:
                     text = (
                         f"block {block} is {kind.split()[0]}: its gradient norm has been {norm:.3g} and that of the "
                         f"median block {middle:.3g}, {count} times in a row"

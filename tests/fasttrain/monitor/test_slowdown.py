@@ -8,8 +8,9 @@ from dataclasses import asdict
 import pytest
 import torch
 
+from fasttrain.config import MonitorConfig
 from fasttrain.monitor.slowdown import Medians, SlowdownDetector, probe, slowest
-from tests.fasttrain.monitor.simulated import PARTS, slow_run
+from tests.fasttrain.monitor.simulated import slow_run
 
 
 @pytest.mark.parametrize("cause", [(None, "data"), (2, "forward"), (1, "data"), (None, "wait"), (3, "optimizer")])
@@ -64,8 +65,8 @@ def test_sensors_of_the_slow_rank_are_told() -> None:
 
 
 def test_threshold() -> None:
-    with pytest.raises(ValueError, match="threshold \\(0\\) must be above 0"):
-        SlowdownDetector(PARTS, threshold=0)
+    with pytest.raises(ValueError, match=r"monitor.slowdown \(-0.1\) must be at least 0"):
+        MonitorConfig(slowdown=-0.1)
 
 
 def test_equal_work_tells_the_slowest() -> None:
