@@ -63,11 +63,9 @@ class Checkpoint:
             raise ValueError(f"checkpoint: {file} is corrupt ({error})") from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f'checkpoint: {file} does not say "format": "{FORMAT}"; corrupt, or of another program')
-        if content.get("version") != VERSION:
-            raise ValueError(
-                f"checkpoint: {file} has version {content.get('version')}, this fasttrain reads version {VERSION}; use "
-                "the fasttrain that wrote it"
-            )
+        if (version := content.get("version")) != VERSION:
+            remedy = f"this fasttrain reads version {VERSION}; use the fasttrain that wrote it"
+            raise ValueError(f"checkpoint: {file} has version {version}, {remedy}")
         if content.pop("sha256", None) != _digest(content):
             raise ValueError(f"checkpoint: {file} is corrupt: its content does not have the sha256 that it states")
         del content["format"], content["version"]

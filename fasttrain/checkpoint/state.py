@@ -120,9 +120,8 @@ def load(
     try:
         on_all(group, read)
     except RanksFailed as error:
-        raise RuntimeError(
-            f"checkpoint: {checkpoint.path} could not be loaded ({error}); verify it, or resume from an earlier one"
-        ) from None
+        text = f"{checkpoint.path} could not be loaded ({error}); verify it, or resume from an earlier one"
+        raise RuntimeError(f"checkpoint: {text}") from None
 
 
 def _set_optimizer_state(

@@ -132,17 +132,13 @@ def start(parallel: config.ParallelConfig) -> Iterator[Runtime]:
 def _device(asked: str, local: int) -> torch.device:
     available = torch.cuda.is_available()
     if asked == "cuda" and not available:
-        raise ValueError(
-            f"parallel.device is cuda, but torch {torch.__version__} sees no GPU; set parallel.device to cpu or auto, "
-            "or install a CUDA build of torch and the driver"
-        )
+        remedy = "set it to cpu or auto, or install a CUDA build of torch and the driver"
+        raise ValueError(f"parallel.device is cuda, but torch {torch.__version__} sees no GPU; {remedy}")
     if asked == "cpu" or not available:
         return torch.device("cpu")
-    if local >= torch.cuda.device_count():
-        raise ValueError(
-            f"this is process {local} of its machine, which has {torch.cuda.device_count()} GPUs; "
-            f"start torchrun with --nproc_per_node={torch.cuda.device_count()}, or set parallel.device to cpu"
-        )
+    if local >= (count := torch.cuda.device_count()):
+        remedy = f"start torchrun with --nproc_per_node={count}, or set parallel.device to cpu"
+        raise ValueError(f"this is process {local} of its machine, which has {count} GPUs; {remedy}")
     return torch.device("cuda", local)
 
 

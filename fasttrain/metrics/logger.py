@@ -149,8 +149,5 @@ def _tensorboard(options: SinkOptions) -> Sink | None:
 
 
 # Each opens its sink for a run, or gives None if the run does not ask for it.
-SINKS: list[Callable[[SinkOptions], Sink | None]] = [
-    lambda options: JsonLines(options.run),
-    _weights_and_biases,
-    _tensorboard,
-]
+SINKS: list[Callable[[SinkOptions], Sink | None]]
+SINKS = [lambda options: JsonLines(options.run), _weights_and_biases, _tensorboard]

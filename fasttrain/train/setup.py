@@ -108,10 +108,8 @@ def _check_disk_space(settings: Config, vocab: int) -> None:
 def _check_epochs(state: TrainState) -> None:
     end, steps = state.batches.end, state.settings.batch.steps
     if end is not None and end < steps:
-        raise ValueError(
-            f"data.mixture: every component has reached its epochs at step {end} of {steps}; raise the epochs of one, "
-            "or lower batch.steps"
-        )
+        remedy = "raise the epochs of one, or lower batch.steps"
+        raise ValueError(f"data.mixture: every component has reached its epochs at step {end} of {steps}; {remedy}")
 
 
 def _vocab(settings: Config, data: TrainingData) -> int:
