@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from fasttrain.optimizers import OptimizerKind
 from fasttrain.units import plural
 
 
@@ -143,7 +144,7 @@ class BatchConfig:
 class OptimConfig:
     """The optimizer and its learning rate."""
 
-    kind: Literal["adamw", "muon"] = "adamw"
+    kind: OptimizerKind = "adamw"
     """muon: for the matrices of blocks, AdamW for everything else."""
     lr: float = 1e-3
     """Peak learning rate."""
@@ -171,6 +172,15 @@ class OptimConfig:
     """Learning rate at the end, as a fraction of the peak."""
     decay_fraction: float = 0.2
     """Share of the run over which wsd decays."""
+
+    def __post_init__(self) -> None:
+        share = self.decay_fraction
+        _require(self.warmup >= 0, f"optim.warmup ({self.warmup}) must be at least 0; 0 starts at the peak")
+        _require(0 <= self.final <= 1, f"optim.final ({self.final}) is a fraction of optim.lr, from 0 to 1")
+        _require(
+            self.schedule != "wsd" or 0 < share <= 1,
+            f"optim.decay_fraction ({share}) is a share of the run: above 0, at most 1",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,6 +360,12 @@ class Config:
         _require(
             self.optim.warmup < self.batch.steps,
             f"optim.warmup ({self.optim.warmup}) must be shorter than the run: batch.steps is {self.batch.steps}",
+        )
+        share, steps = self.optim.decay_fraction, self.batch.steps
+        _require(
+            self.optim.schedule != "wsd" or self.optim.warmup + steps * share <= steps,
+            f"optim.warmup ({self.optim.warmup}) and the decay (optim.decay_fraction {share} of {steps} steps) are "
+            "longer than the run together: lower one of them",
         )
         _require(
             self.from_hf is None or self.resume in ("auto", "never"),

@@ -40,12 +40,7 @@ class Note(NamedTuple):
     """A line on the terminal."""
 
     text: str
-
-
-class SavedNote(NamedTuple):
-    """A line about a checkpoint that was saved: the report is due."""
-
-    text: str
+    saved: bool = False  # it is about a checkpoint that was saved: the report is due
 
 
 class Rewind(NamedTuple):
@@ -54,4 +49,4 @@ class Rewind(NamedTuple):
     step: int
 
 
-News = StepRecord | ValidationRecord | Event | Note | SavedNote | Rewind
+News = StepRecord | ValidationRecord | Event | Note | Rewind

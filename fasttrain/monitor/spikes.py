@@ -28,6 +28,7 @@ from fasttrain.monitor.window import Window
 LOSS, NORM = "loss", "gradient norm"
 
 _RECENT = 32  # steps whose median is the present level; it follows a new level after half as many
+_USUAL = 256  # steps that say what noise is usual
 _LARGEST = 7.0  # z that one step can count for
 _EASY = 4.0  # z that is not evidence: the score grows above it and decays below
 _BLIP = 6.0  # z of a step that is odd by itself
@@ -47,13 +48,10 @@ class SpikeDetector:
     def __init__(
         self,
         *,
-        window: int = 256,  # steps that say what noise is usual
-        first: int = 96,  # steps at the start of a run in which only values that are not finite count
+        first: int = 96,  # steps at the start of a run in which only values that are not finite count; 64 or more
         scaled: bool = False,  # fp16: an infinite norm with a finite loss is the loss scale's business
     ) -> None:
-        if first < 2 * _RECENT:
-            raise ValueError(f"spikes: first ({first}) must be at least {2 * _RECENT}, to know the noise")
-        self._series = {name: _Series(name, window, first) for name in (LOSS, NORM)}
+        self._series = {name: _Series(name, first) for name in (LOSS, NORM)}
         self._scaled, self._skipped = scaled, 0
 
     def observe(self, loss: float, norm: float) -> Anomaly | None:
@@ -86,9 +84,9 @@ _GRAVITY = {"blip": 1, "warning": 2, "spike": 3, "not finite": 4}
 
 
 class _Series:
-    def __init__(self, name: str, window: int, first: int) -> None:
-        self._name, self._size, self._first = name, window, first
-        self._recent, self._residuals = Window(_RECENT), Window(window)
+    def __init__(self, name: str, first: int) -> None:
+        self._name, self._first = name, first
+        self._recent, self._residuals = Window(_RECENT), Window(_USUAL)
         self._seen, self._score, self._steps, self._reported = 0, 0.0, 0, False
 
     def observe(self, shown: float, value: float) -> Anomaly | None:
@@ -134,6 +132,6 @@ class _Series:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._recent = Window(_RECENT, state["recent"])
-        self._residuals = Window(self._size, state["residuals"])
+        self._residuals = Window(_USUAL, state["residuals"])
         self._seen, self._score = state["seen"], state["score"]
         self._steps, self._reported = state["steps"], state["reported"]

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from textwrap import fill
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from fasttrain import config
 from fasttrain.flops import num_parameters
@@ -78,6 +78,8 @@ def settings_of(section: type) -> list[Documented]:
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
         kind = ast.unparse(node.annotation)
+        if values := get_args(getattr(config, kind, None)):  # a Literal with a name
+            kind = f"Literal{list(values)}"
         if dataclasses.is_dataclass(getattr(config, kind, None)):
             continue
         text = after.value if isinstance(after, ast.Expr) else None

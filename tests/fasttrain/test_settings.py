@@ -163,7 +163,8 @@ class _Spies(ExitStack):
         self.facts: dict[str, Any] = {"read": set(), "norms": 0, "compiled": 0}
 
     def __enter__(self) -> _Spies:
-        read, norm, first_step = TrainState.micro_batches, fasttrain.model.add_rms_norm, fasttrain.train.loop.train_step  # type: ignore[attr-defined, attr-defined]
+        read, first_step = TrainState.micro_batches, fasttrain.train.loop.train_step  # type: ignore[attr-defined]
+        norm = fasttrain.model.kernels.add_rms_norm  # type: ignore[attr-defined]
         write, shard = fasttrain.checkpoint.saver.write, fasttrain.distributed.parallelize.fully_shard  # type: ignore[attr-defined, attr-defined]
         start = torch.distributed.init_process_group
         facts = self.facts
@@ -204,7 +205,7 @@ class _Spies(ExitStack):
         for target, name, noted in (
             (TrainState, "micro_batches", noted_read),
             (fasttrain.train.loop, "train_step", noted_step),
-            (fasttrain.model, "add_rms_norm", noted_norm),
+            (fasttrain.model.kernels, "add_rms_norm", noted_norm),
             (fasttrain.checkpoint.saver, "write", noted_write),
             (torch, "compile", noted_compile),
             (fasttrain.distributed.parallelize, "fully_shard", noted_shard),

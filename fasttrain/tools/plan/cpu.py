@@ -21,7 +21,7 @@ from fasttrain.distributed.runtime import DTYPES, keep_freed_memory
 from fasttrain.flops import block_shapes, flops_per_token, num_parameters
 from fasttrain.gpus import Gpu
 from fasttrain.metrics import used_memory
-from fasttrain.optim import clip, make_optimizer
+from fasttrain.optim.optimizer import clip, make_optimizer
 from fasttrain.tools.plan.estimate import Plan, precision_of
 from fasttrain.tools.plan.memory import memory
 from fasttrain.tools.plan.sizes import Stated, sizes

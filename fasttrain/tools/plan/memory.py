@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fasttrain import config
-from fasttrain.flops import block_matrices, num_parameters
+from fasttrain.flops import num_parameters, optimizer_bytes
+from fasttrain.optimizers import OPTIMIZERS
 from fasttrain_kernels import LossChunk, loss_chunk
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "loss", "fsdp", "runtime")
@@ -124,10 +125,8 @@ class _StepMemory:
         counts = num_parameters(model, vocab)
         self.P, self.P_block, self.P_root = counts.total, counts.blocks // model.layers, counts.total - counts.blocks
         self.head = self.a * vocab * model.hidden  # the gradient of the head, there from the backward of the loss on
-        muon = settings.optim.kind == "muon"
-        self.states = 8 * self.P - (4 * model.layers * block_matrices(model) if muon else 0)
-        # Muon brings a round of whole matrices together and iterates on one of them: three of its size
-        self.update = 4 * 2 * model.hidden * model.ffn * self.a if muon else 0.0
+        self.states = optimizer_bytes(model, vocab, settings.optim.kind)
+        self.update = OPTIMIZERS[settings.optim.kind].whole_matrices * 2 * model.hidden * model.ffn * self.a
         self.table = 4 * model.head_dim * settings.data.sequence  # cosines and sines
         # FSDP: the root's weights, a block's, and all those that are not given back after their forward
         self.root, self.block = (self.a * size if self.sharded else 0.0 for size in (self.P_root, self.P_block))

@@ -108,7 +108,7 @@ def sizes(settings: config.Config, *, vocab: int, dp_size: int = 1, stated: Stat
         tokens=tokens,
         flops=tokens * flops_per_token(settings.model, vocab, T),
         micro_batches=max(batch.sequences // (batch.micro * dp_size), 1),
-        checkpoint_bytes=state_bytes(settings.model, vocab, muon=settings.optim.kind == "muon"),
+        checkpoint_bytes=state_bytes(settings.model, vocab, settings.optim.kind),
         checkpoints_held=settings.checkpoint.max_held(batch.steps),
         epochs=None if stated.dataset is None else _epochs(settings, tokens, stated.dataset),
         contradictions=(),

@@ -26,6 +26,7 @@ from typing import Any
 from fasttrain import config
 from fasttrain.flops import HOST_SECONDS, block_matrices, block_shapes, flops_per_token, num_parameters
 from fasttrain.gpus import Gpu
+from fasttrain.optimizers import OPTIMIZERS, OptimizerKind
 from fasttrain.tools.plan.memory import ITEMSIZE, planned_chunk
 
 TABLE = Path(__file__).with_name("calibration.toml")
@@ -69,7 +70,7 @@ class Work:
     reduces_every: bool = False
     reduced: int = 4  # bytes of an element of the gradients that are reduced
     linear_loss: bool = True
-    muon: bool = False
+    optimizer: OptimizerKind = "adamw"
     gated: bool = True  # False: a feed-forward layer of two matrices, as many elements as the model's three
 
     @property
@@ -157,7 +158,7 @@ def work_of(
         recomputed_streaming=float(recompute != "none"),
         gathers=(2 if parallel.reshard_after_forward else 1) if sharded else 0,
         reduces_every=parallel.grad_reduce == "every",
-        muon=settings.optim.kind == "muon",
+        optimizer=settings.optim.kind,
     )
 
 
@@ -238,13 +239,10 @@ def _loss_bytes(work: Work) -> float:
 
 
 def _optimizer(work: Work, gpu: Gpu, given: Calibration) -> float:
-    m = work.model
+    m, row = work.model, OPTIMIZERS[work.optimizer]
     seconds = 40 * num_parameters(m, work.vocab).total / work.shards / (gpu.bandwidth * given.bandwidth)
-    if work.muon:
-        # Five iterations of about 2 M^2 N + M^3 multiplications, shared by the ranks of a group
-        flops = 5 * 2 * 3 * min(m.hidden, m.ffn) * m.layers * block_matrices(m) / work.shards
-        seconds += flops / (gpu.half * given.matmuls * 0.6)
-    return seconds
+    flops = row.matrix_flops * min(m.hidden, m.ffn) * m.layers * block_matrices(m) / work.shards  # shared by a group
+    return seconds + flops / (gpu.half * given.matmuls * 0.6)
 
 
 def collectives(work: Work, hardware: Hardware) -> dict[str, float]:
