@@ -33,6 +33,11 @@ RECORD = np.dtype([("offset", "<u8"), ("line", "<u8"), ("file", "<u4"), ("size",
 PARTIAL = ".partial-"  # in the name of a directory that a writer has not finished
 
 
+def corrupt(path: Path, trouble: str, remedy: str = REMEDY) -> ValueError:
+    """The error of a file that is not what it should be."""
+    return ValueError(f"dataset: {path} {trouble}; {remedy}")
+
+
 @contextmanager
 def with_remedy() -> Iterator[None]:
     """Add what to do to the errors of a file that is not what was prepared."""
@@ -91,29 +96,25 @@ class Manifest:
         """Raise an error that says what is wrong, and what to do, unless `directory` holds a finished dataset."""
         path = directory / NAME
         if PARTIAL in directory.name:  # it may have everything but its name
-            raise ValueError(
-                f"dataset: {directory} was never finished: its preparation stopped early; prepare it again"
+            raise corrupt(directory, "was never finished: its preparation stopped early", "prepare it again")
+        if not directory.exists():
+            raise FileNotFoundError(
+                f"dataset: {directory} does not exist; name a prepared dataset, or none for Python's standard library"
             )
+        if not directory.is_dir():
+            raise corrupt(directory, "is a file", f"name the directory that holds {NAME}")
+        if not path.exists():
+            raise corrupt(directory, f"has no {NAME}: no dataset, or copied in part", "copy it again")
         try:
-            text = path.read_text("utf-8")
-        except (FileNotFoundError, NotADirectoryError):
-            raise _not_a_dataset(directory) from None
-        try:
-            found = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"dataset: {path} is corrupt ({error}); {REMEDY}") from None
-        if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
-            raise ValueError(f'dataset: {path} does not say "format": "{FORMAT}", so another program has written it')
-        version = found.pop("version", None)
-        if version != VERSION:
-            raise ValueError(
-                f"dataset: {path} has version {version}, this fasttrain reads version {VERSION}; prepare the dataset "
-                "again, or use the fasttrain that wrote it"
-            )
-        try:
+            found = json.loads(path.read_text("utf-8"))
+            if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+                raise corrupt(path, f'does not say "format": "{FORMAT}"', "another program has written it")
+            if (version := found.pop("version", None)) != VERSION:
+                remedy = "prepare the dataset again, or use the fasttrain that wrote it"
+                raise corrupt(path, f"has version {version}, this fasttrain reads version {VERSION}", remedy)
             manifest = _parsed(found)
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"dataset: {path} is corrupt ({error}); {REMEDY}") from None
+        except (TypeError, KeyError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise corrupt(path, f"is corrupt ({error})") from None
         manifest._check(directory)
         return manifest
 
@@ -128,17 +129,14 @@ class Manifest:
                 file.check_size(directory)
         width = {"uint16": 2, "uint32": 4}.get(self.dtype)
         for name, split in self.splits.items():
-            written = sum(shard.size for shard in split.shards)
+            written, contradicts = sum(shard.size for shard in split.shards), f"contradicts itself: {name} has"
             if split.sources and split.sources.size != RECORD.itemsize * split.documents:
-                raise ValueError(
-                    f"dataset: {directory / NAME} contradicts itself: {name} has {split.documents} documents, and "
-                    f"{split.sources.size} bytes of sources; {REMEDY}"
-                )
+                sources = f"{split.documents} documents, and {split.sources.size} bytes of sources"
+                raise corrupt(directory / NAME, f"{contradicts} {sources}")
             if width is None or written != width * split.tokens or split.index.size != 8 * split.documents:
-                raise ValueError(
-                    f"dataset: {directory / NAME} contradicts itself: {name} has {split.tokens} tokens of {self.dtype} "
-                    f"in {written} bytes, {split.documents} documents in {split.index.size} bytes; {REMEDY}"
-                )
+                tokens = f"{split.tokens} tokens of {self.dtype} in {written} bytes"
+                documents = f"{split.documents} documents in {split.index.size} bytes"
+                raise corrupt(directory / NAME, f"{contradicts} {tokens}, {documents}")
 
 
 def _parsed(found: dict[str, Any]) -> Manifest:
@@ -160,16 +158,6 @@ def _stated(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _stated(inner) for key, inner in value.items() if inner is not None}
     return value
-
-
-def _not_a_dataset(directory: Path) -> Exception:
-    if not directory.exists():
-        return FileNotFoundError(
-            f"dataset: {directory} does not exist; name a prepared dataset, or none for Python's standard library"
-        )
-    if not directory.is_dir():
-        return ValueError(f"dataset: {directory} is a file; name the directory that holds {NAME}")
-    return ValueError(f"dataset: {directory} has no {NAME}: no dataset, or copied in part; copy it again")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,10 +238,8 @@ class Dataset:
     def split(self, name: str) -> TokenStream:
         """ "train" or "validation"."""
         if name not in self.manifest.splits:
-            raise ValueError(
-                f"dataset: {self.path} has no split {name!r}, only {', '.join(self.manifest.splits)}; prepare it with "
-                "more documents or a larger share of validation"
-            )
+            remedy = "prepare it with more documents or a larger share of validation"
+            raise corrupt(self.path, f"has no split {name!r}, only {', '.join(self.manifest.splits)}", remedy)
         split, dtype = self.manifest.splits[name], np.dtype(self.manifest.dtype)
         paths = [self.path / shard.name for shard in split.shards]
         lengths = [shard.size // dtype.itemsize for shard in split.shards]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fasttrain.data.dataset import read_tokenizer
+from fasttrain.data.dataset import corrupt, read_tokenizer
 from fasttrain.data.stream import DocumentEnds, TokenStream
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ WHOLE_TOKENS = 2**24  # a split of so many is read whole, in 0.1 s
 SAMPLE_TOKENS = 2**20  # of a longer one
 SAMPLE_SPANS = 16  # evenly spread
 DECODED_TOKENS = 2**17  # tokens of a split whose text is measured, in 0.1 s
+REWRITE = "copy it again, or write it again"
 NO_SEPARATOR = -1  # as data.separator
 SEPARATORS = ("<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "</s>")  # names, the likeliest first
 
@@ -83,11 +84,10 @@ class ExternalDataset:
         samples = {name: _sample(tokens.stream(None)) for name, tokens in found.splits.items()}
         self.vocab, self.separator = self._known(found, samples)
         for name, sample in samples.items():
-            if sample.tokens.min() < 0 or sample.tokens.max() >= self.vocab:
-                raise ValueError(
-                    f"dataset: {path} has tokens from {sample.tokens.min()} to {sample.tokens.max()} in {name}, "
-                    f"outside the vocabulary of {self.vocab}; set data.vocab or data.tokenizer to what made them"
-                )
+            low, high = sample.tokens.min(), sample.tokens.max()
+            if low < 0 or high >= self.vocab:
+                trouble = f"has tokens from {low} to {high} in {name}, outside the vocabulary of {self.vocab}"
+                raise corrupt(path, trouble, "set data.vocab or data.tokenizer to what made them")
         content = [(name, tokens.dtype, tokens.lengths) for name, tokens in found.splits.items()]
         hashed = hashlib.sha256(repr((self.vocab, self.separator, content)).encode())
         for sample in samples.values():

@@ -48,7 +48,7 @@ def lint(
         source = TokenSource(dataset, name, tokenizer, max_examples=max_examples)
         found[name] = split = _Split(source, hasher, sequence)
         findings += check_index(source, quick=quick)  # before its documents are looked at
-        for part in source.samples(SAMPLES, SAMPLE) if quick else source.chunks(chunk):
+        for part in source.chunks(SAMPLE, samples=SAMPLES) if quick else source.chunks(chunk):
             split.add(part)
             on_progress(len(part))
         findings += split.findings(dataset)

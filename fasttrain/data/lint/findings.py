@@ -89,9 +89,7 @@ class LintReport:
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def graded(count: int, of: int, *, warning: float, error: float) -> Severity:
-    """The severity of a share that is wrong."""
-    rate = count / of if of else 0.0
-    if rate > error:
-        return "error"
-    return "warning" if rate > warning else "ok"
+def graded(count: int, of: int, levels: tuple[float, float]) -> Severity:
+    """The severity of a share that is wrong: an error, or a warning, above these levels of (warning, error)."""
+    rate, (warning, error) = count / max(of, 1), levels
+    return "error" if rate > error else "warning" if rate > warning else "ok"

@@ -7,13 +7,14 @@ chunk cost one pass. A bounded sample of hashes still knows how many are alike.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from fasttrain.data.lint.findings import LintFinding, graded
-from fasttrain.data.lint.split import AFTER, BEFORE, BINS, TokenChunk, TokenSource
+from fasttrain.data.lint.findings import LintFinding
+from fasttrain.data.lint.split import AFTER, BEFORE, BINS, HitCounter, TokenChunk, TokenSource
 
 BASE = np.uint64(0x9E3779B97F4A7C15)  # odd: its powers have inverses modulo 2**64
 _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 2**64))
@@ -141,14 +142,14 @@ class Loops:
         self._last_document = int(found[-1])
 
     def findings(self) -> list[LintFinding]:
-        severity = graded(self._tokens, self._read, warning=LOOPS_LEVELS[0], error=LOOPS_LEVELS[1])
-        share = self._tokens / max(self._read, 1)
-        text = f"{share:.2%} of the tokens are in {self._spans.count:,} loops, in {self._documents:,} documents"
-        if severity != "ok":
-            text += "; drop documents that repeat themselves: a model that trains on loops writes loops"
-        figures = dict(loops=self._spans.count, documents=self._documents)
-        seen = self._spans.counted(self._tokens)
-        return [self._source.finding("repetition", severity, seen, self._read, "tokens", text, **figures)]
+        loops, share = self._spans.count, self._tokens / max(self._read, 1)
+        text = f"{share:.2%} of the tokens are in {loops:,} loops, in {self._documents:,} documents"
+        remedy = "; drop documents that repeat themselves: a model that trains on loops writes loops"
+        figures = dict(loops=loops, documents=self._documents)
+        seen = replace(self._spans, count=self._tokens)
+        return [
+            self._source.graded("repetition", seen, self._read, "tokens", text, LOOPS_LEVELS, remedy, **figures),
+        ]
 
 
 def loops_in(tokens: np.ndarray) -> np.ndarray:  # (n,) -> (n,) bool
@@ -227,29 +228,24 @@ class Duplicates:
         return [self._copies(), self._spans()]
 
     def _copies(self) -> LintFinding:
-        places, again = self.repeated_documents
-        seen = self._source.counter()
-        seen.add(places[again])
-        severity = graded(seen.count, len(places), warning=COPIES_LEVELS[0], error=COPIES_LEVELS[1])
-        text = (
-            f"{seen.count:,} of {len(places):,} documents of {MIN_DOCUMENT_TOKENS} tokens and more are copies of "
-            "earlier ones"
-        )
+        seen, of = self._seen_before(self.repeated_documents)
+        text = f"{seen.count:,} of {of:,} documents of {MIN_DOCUMENT_TOKENS} tokens and more are copies of earlier ones"
         if self.documents.halvings:
             text += f" (in a sample of one in {2**self.documents.halvings})"
-        if severity != "ok":
-            text += "; remove duplicates before preparing: copies are learned by heart"
-        return self._source.finding("duplicates", severity, seen, len(places), "documents", text)
+        remedy = "; remove duplicates before preparing: copies are learned by heart"
+        return self._source.graded("duplicates", seen, of, "documents", text, COPIES_LEVELS, remedy)
 
     def _spans(self) -> LintFinding:
-        places, again = self.repeated_spans
+        seen, of = self._seen_before(self.repeated_spans)
+        text = f"{seen.count / max(of, 1):.1%} of the spans of {SPAN_TOKENS} tokens have occurred before"
+        remedy = "; remove near-duplicates and text that every document carries, such as menus and licences"
+        return self._source.graded("repeated text", seen, of, "spans", text, SPANS_LEVELS, remedy)
+
+    def _seen_before(self, repeats: Repeats) -> tuple[HitCounter, int]:
+        """The places of repeats, and how many places there are."""
         seen = self._source.counter()
-        seen.add(places[again])
-        severity = graded(seen.count, len(places), warning=SPANS_LEVELS[0], error=SPANS_LEVELS[1])
-        text = f"{seen.count / max(len(places), 1):.1%} of the spans of {SPAN_TOKENS} tokens have occurred before"
-        if severity != "ok":
-            text += "; remove near-duplicates and text that every document carries, such as menus and licences"
-        return self._source.finding("repeated text", severity, seen, len(places), "spans", text)
+        seen.add(repeats.places[repeats.again])
+        return seen, len(repeats.places)
 
     @cached_property
     def repeated_documents(self) -> Repeats:
@@ -272,11 +268,10 @@ def leak(source: TokenSource, validation: Duplicates, train: Duplicates) -> Lint
     held_out, places = held_out[held_out <= finest], places[held_out <= finest]
     seen = source.counter()
     seen.add(places[np.isin(held_out, trained_on)])
-    if not seen.count:
-        text = f"none of {len(places):,} documents of {MIN_DOCUMENT_TOKENS} tokens and more is in the training data"
-        return source.finding("leak", "ok", 0, len(places), "documents", text)
     text = (
         f"{seen.count:,} of {len(places):,} documents are in the training data too, and the validation loss is too low "
         "by them; hold documents out by their content, or remove duplicates before splitting"
     )
-    return source.finding("leak", "error", seen, len(places), "documents", text)
+    if not seen.count:
+        text = f"none of {len(places):,} documents of {MIN_DOCUMENT_TOKENS} tokens and more is in the training data"
+    return source.graded("leak", seen, len(places), "documents", text, (0, 0))
