@@ -9,7 +9,6 @@ from fasttrain.data.datasets import (
     AnyDataset,
     TrainingData,
     described_by,
-    open_data,
     open_dataset,
     tokenizers_differ,
     training_data,
@@ -21,5 +20,5 @@ from fasttrain.data.writer import DatasetWriter, holds_out
 __all__ = [
     "IGNORED", "AnyDataset", "Batch", "Batches", "DataCursor", "Dataset", "DatasetWriter", "Described",
     "ExternalDataset", "MixtureComponent", "Prefetcher", "Skip", "TokenStream", "TrainingData", "described_by",
-    "holds_out", "open_data", "open_dataset", "standard_library", "tokenizers_differ", "training_data",
+    "holds_out", "open_dataset", "standard_library", "tokenizers_differ", "training_data",
 ]  # fmt: skip

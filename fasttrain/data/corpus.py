@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 
 from fasttrain.data.dataset import PARTIAL, SourceFile
-from fasttrain.data.prepare.tokenizer import Encoder, trained_on
+from fasttrain.data.prepare.tokenizer import encoder_of, trained_on
 from fasttrain.data.writer import DatasetWriter, holds_out
 from fasttrain.fs import exclusive_lock
 
@@ -67,7 +67,7 @@ def _build(path: Path, sources: Path) -> None:
         files=[_source_file(file) for file, _ in texts],
     )
     dtype = np.dtype(np.int64)
-    tokens = Encoder(tokenizer, dtype).encode([text for _, text in texts])
+    tokens = encoder_of(tokenizer, dtype)([text for _, text in texts])
     with writer:
         for number, ((_, text), ids) in enumerate(zip(texts, tokens, strict=True)):
             data = text.encode()

@@ -141,15 +141,14 @@ class Manifest:
 
 def _parsed(found: dict[str, Any]) -> Manifest:
     splits = {
-        name: Split(
-            **split | dict(shards=tuple(FileChecksum(**s) for s in split["shards"])) | _files(split, "index", "sources")
-        )
+        name: Split(**split | _files(split) | dict(shards=tuple(FileChecksum(**shard) for shard in split["shards"])))
         for name, split in found["splits"].items()
     }
-    return Manifest(**found | _files(found, "tokenizer", "sources", "report") | dict(splits=splits))
+    return Manifest(**found | _files(found) | dict(splits=splits))
 
 
-def _files(found: dict[str, Any], *names: str) -> dict[str, FileChecksum]:
+def _files(found: dict[str, Any]) -> dict[str, FileChecksum]:
+    names = ("tokenizer", "sources", "report", "index")
     return {name: FileChecksum(**found[name]) for name in names if name in found}
 
 
@@ -204,31 +203,14 @@ class Dataset:
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         self.manifest = Manifest.read(self.path)
-
-    @property
-    def vocab(self) -> int:
+        self.vocab = self.manifest.vocab
         """Token ids are below this."""
-        return self.manifest.vocab
-
-    @property
-    def separator(self) -> int:
+        self.separator = self.manifest.separator
         """The token that begins every document, and thereby ends the one before."""
-        return self.manifest.separator
-
-    @property
-    def splits(self) -> list[str]:
+        self.splits = list(self.manifest.splits)
         """Names that `split` takes."""
-        return list(self.manifest.splits)
-
-    @property
-    def tokenizer_path(self) -> Path:
-        """tokenizer.json."""
-        return self.path / self.manifest.tokenizer.name
-
-    @property
-    def tokenizer_digest(self) -> str:
-        """Equal for equal tokenizers."""
-        return self.manifest.tokenizer.sha256
+        self.tokenizer_path = self.path / self.manifest.tokenizer.name
+        self.tokenizer_digest = self.manifest.tokenizer.sha256
 
     @property
     def digest(self) -> str:
@@ -258,17 +240,15 @@ class Dataset:
         if split.sources is None:
             return None
         offset, line, file, size = self.source_records(name)[document].tolist()
-        return DocumentSource(file=self._source_files(file)[0], offset=offset, size=size, line=line or None)
+        (source_file,) = self.source_files(file, file + 1)
+        return DocumentSource(file=source_file, offset=offset, size=size, line=line or None)
 
-    def source_files(self) -> list[SourceFile]:
-        """All files that documents came from; none if the dataset does not know."""
-        return [] if self.manifest.sources is None else self._source_files(0, None)
-
-    def _source_files(self, first: int, count: int | None = 1) -> list[SourceFile]:
-        """Lines of sources.jsonl."""
-        assert self.manifest.sources is not None
+    def source_files(self, first: int = 0, stop: int | None = None) -> list[SourceFile]:
+        """Files that documents came from, by their numbers; none if the dataset does not know."""
+        if self.manifest.sources is None:
+            return []
         with open(self.path / self.manifest.sources.name, encoding="utf-8") as lines:
-            return [SourceFile.of(line) for line in islice(lines, first, None if count is None else first + count)]
+            return [SourceFile.of(line) for line in islice(lines, first, stop)]
 
     def source_records(self, name: str) -> np.ndarray:  # (documents,) RECORD
         """The place of every document of a split in one of these files."""

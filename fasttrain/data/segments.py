@@ -41,10 +41,10 @@ class DataSegment:
         """The data, if it still is what the run had."""
         data = training_data(self.data)
         for name, digest in data.digests.items():
-            if digest != self.datasets[name]:
+            if digest != (then := self.datasets[name]):
                 raise ValueError(
                     f"data: {data.datasets[name].path} is not what the run trained on (digest {digest[:12]}, was "
-                    f"{self.datasets[name][:12]}); put the former dataset there"
+                    f"{then[:12]}); put the former dataset there"
                 )
         return data
 

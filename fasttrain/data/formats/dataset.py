@@ -80,7 +80,9 @@ class ExternalDataset:
 
     def __init__(self, path: Path, found: FoundFiles, described: Described) -> None:
         self.path, self.kind = path, found.kind
-        self._splits, self._described = found.splits, described
+        self._files, self._described = found.splits, described
+        self.splits = list(found.splits)
+        self.tokenizer_path = described.tokenizer
         samples = {name: _sample(tokens.stream(None)) for name, tokens in found.splits.items()}
         self.vocab, self.separator = self._known(found, samples)
         for name, sample in samples.items():
@@ -96,16 +98,6 @@ class ExternalDataset:
         """Equal for equal data, as far as sizes and a sample tell."""
 
     @property
-    def splits(self) -> list[str]:
-        """Names that `split` takes."""
-        return list(self._splits)
-
-    @property
-    def tokenizer_path(self) -> Path | None:
-        """data.tokenizer."""
-        return self._described.tokenizer
-
-    @property
     def tokenizer_digest(self) -> str | None:
         """Equal for equal tokenizers."""
         path = self.tokenizer_path
@@ -113,9 +105,9 @@ class ExternalDataset:
 
     def split(self, name: str) -> TokenStream:
         """ "train" or "validation"."""
-        if name not in self._splits:
-            raise ValueError(f"dataset: {self.path} has no split {name!r}, only {', '.join(self._splits)}")
-        return self._splits[name].stream(self.separator)
+        if name not in self._files:
+            raise ValueError(f"dataset: {self.path} has no split {name!r}, only {', '.join(self.splits)}")
+        return self._files[name].stream(self.separator)
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of data.tokenizer, read each time."""
@@ -164,11 +156,10 @@ class ExternalDataset:
             return largest + 1
         pickle = self.path / "meta.pkl"
         hint = f" ({pickle.name} has it as vocab_size, but a pickle can run any program, and is not read here)"
-        raise ValueError(
-            f"dataset: {self.path} does not say how large its vocabulary is, and a sample goes up to {largest} without "
-            f"GPT-2's separator {GPT2.separator}; set data.vocab{hint * pickle.exists()}, and data.separator if there "
-            "is a token between documents"
-        )
+        no_separator = f"without GPT-2's separator {GPT2.separator}"
+        trouble = f"does not say how large its vocabulary is, and a sample goes up to {largest} {no_separator}"
+        remedy = f"set data.vocab{hint * pickle.exists()}, and data.separator if there is a token between documents"
+        raise corrupt(self.path, trouble, remedy)
 
 
 class _Sample(NamedTuple):
@@ -190,9 +181,8 @@ def _spread(stream: TokenStream, tokens: int) -> np.ndarray:  # -> (spans, n)
 
 
 def _is_gpt2(samples: dict[str, _Sample]) -> bool:
-    return all(sample.tokens.max() < GPT2.vocab for sample in samples.values()) and any(
-        (sample.tokens == GPT2.separator).any() for sample in samples.values()
-    )
+    tokens = [sample.tokens for sample in samples.values()]
+    return all(some.max() < GPT2.vocab for some in tokens) and any((some == GPT2.separator).any() for some in tokens)
 
 
 def _named(tokenizer: Tokenizer) -> KnownVocab:

@@ -54,12 +54,12 @@ class Settings:
 
 
 class InputSpan(NamedTuple):
-    """The place of a document in the inputs."""
+    """The place of a document in the inputs: a RECORD, but for the line."""
 
-    file: int
     offset: int
-    size: int
     line: int  # from 1, in the chunk; 0: a row of a Parquet file
+    file: int
+    size: int
 
 
 class Document(NamedTuple):
@@ -72,6 +72,10 @@ class Dropped(NamedTuple):
     span: InputSpan
     reason: str
     detail: str = ""
+
+    def moved(self, lines: int) -> Dropped:
+        """The same, so many lines further; rows have no lines."""
+        return self._replace(span=self.span._replace(line=self.span.line + lines)) if self.span.line else self
 
 
 class Content(NamedTuple):
@@ -150,7 +154,7 @@ def _whole(input: Input) -> bytes:
 
 
 def _text(file: int, offset: int, data: bytes) -> tuple[InputSpan, str] | Dropped:
-    span = InputSpan(file, offset, len(data), 1)
+    span = InputSpan(offset, 1, file, len(data))
     if b"\0" in data:
         return Dropped(span, BINARY)
     try:
@@ -163,7 +167,7 @@ def _text(file: int, offset: int, data: bytes) -> tuple[InputSpan, str] | Droppe
 
 def _lines(file: int, offset: int, data: bytes, text_key: str) -> Iterator[tuple[InputSpan, str] | Dropped]:
     for number, line in enumerate(io.BytesIO(data), 1):
-        span = InputSpan(file, offset, len(line), number)
+        span = InputSpan(offset, number, file, len(line))
         offset += len(line)
         if line.isspace():
             continue
@@ -186,9 +190,9 @@ def _lines(file: int, offset: int, data: bytes, text_key: str) -> Iterator[tuple
 def _rows(file: int, first: int, texts: list[str | None]) -> Iterator[tuple[InputSpan, str] | Dropped]:
     for row, text in enumerate(texts, first):
         if text is None:
-            yield Dropped(InputSpan(file, row, 0, 0), NO_TEXT, "null")
+            yield Dropped(InputSpan(row, 0, file, 0), NO_TEXT, "null")
         else:
-            yield InputSpan(file, row, len(text.encode("utf-8", "surrogatepass")), 0), text
+            yield InputSpan(row, 0, file, len(text.encode("utf-8", "surrogatepass"))), text
 
 
 def digest(data: bytes) -> bytes:
@@ -224,18 +228,16 @@ def sample(inputs: Sequence[Input], settings: Settings, size: int = SAMPLE_BYTES
     total = sum(input.size for input in inputs)
     in_order = [input for input in inputs if input.packed or input.kind == "parquet"]
     plain = [input for input in inputs if not (input.packed or input.kind == "parquet")]
-    yield from _texts(islice(_split(plain, settings), 0, None, total // size + 1), plain, settings)
+    yield from _texts(plain, settings, slice(0, None, total // size + 1))
     for input in in_order[:: len(in_order) * CHUNK_BYTES // size + 1]:
         share = max(CHUNK_BYTES, size * input.size // total)
-        yield from _texts(islice(_split([input], settings), share // CHUNK_BYTES), [input], settings)
+        yield from _texts([input], settings, slice(share // CHUNK_BYTES))
 
 
-def _split(inputs: Sequence[Input], settings: Settings) -> Iterator[InputChunk]:
-    return split_inputs(inputs, start=Position(), text_key=settings.text_key, longest=settings.longest)
-
-
-def _texts(chunks: Iterator[InputChunk], inputs: Sequence[Input], settings: Settings) -> Iterator[str]:
-    for chunk in chunks:
+def _texts(inputs: Sequence[Input], settings: Settings, which: slice) -> Iterator[str]:
+    """The documents of chunks."""
+    chunks = split_inputs(inputs, start=Position(), text_key=settings.text_key, longest=settings.longest)
+    for chunk in islice(chunks, which.start, which.stop, which.step):
         for content in contents(chunk, inputs):
             for found in documents(content, inputs[content.file], settings):
                 if isinstance(found, Document):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fasttrain.data.dataset import PARTIAL
 from fasttrain.data.prepare.documents import Settings, sample
@@ -94,16 +94,13 @@ def _beside(directory: Path, ending: str) -> Path:
     return directory.with_name(directory.name + ending)
 
 
-@dataclass
-class PreparationProgress:
+class PreparationProgress(NamedTuple):
     """How far a preparation is."""
 
     stage: str
     total: int  # bytes of the inputs, on disk
     done: int = 0
     documents: int = 0
-    text: int = 0  # bytes of the documents
-    tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +142,7 @@ def prepare(
         inputs = find_inputs(names, include=include, exclude=exclude, format=format)
         stack.enter_context(locked(directory))
         refuse_to_overwrite(out)  # another process may just have finished it
-        progress = PreparationProgress("encoding", sum(input.size for input in inputs))
+        total = sum(input.size for input in inputs)
         if restart:
             clear(directory)
         progress_file = ProgressFile(directory, _task(inputs, tokenizer, separator, settings))
@@ -160,9 +157,7 @@ def prepare(
             spec = TokenizerSpec((directory / TOKENIZER).read_text("utf-8"), *state["tokenizer"])
         output = Output(directory, inputs, spec, keep_duplicates=settings.keep_duplicates, state=state)
         for _ in _grown(output, progress_file, inputs, spec, settings, workers or len(os.sched_getaffinity(0))):
-            progress.done, progress.documents = output.consumed, output.documents
-            progress.text, progress.tokens = output.text, output.tokens
-            on_progress(progress)
+            on_progress(PreparationProgress("encoding", total, output.consumed, output.documents))
         if not output.documents:
             clear(directory)
             examples = "; ".join(f"{reason}: {where}" for reason, where in output.report.first.items())
@@ -222,9 +217,8 @@ def _remedies(directory: Path) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise PermissionError(
-            f"prepare: no permission for {error.filename}; change that, or skip it with --exclude"
-        ) from None
+        trouble = f"no permission for {error.filename}"
+        raise PermissionError(f"prepare: {trouble}; change that, or skip it with --exclude") from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

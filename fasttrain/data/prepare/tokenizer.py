@@ -69,10 +69,8 @@ def trained_on(texts: Iterable[str], size: int, *, separator: str = SEPARATOR) -
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if size < 257:
-        raise ValueError(
-            f"prepare: a vocabulary of {size} is too small for 256 bytes and the separator; train 257 tokens or more, "
-            f"or choose --tokenizer {BYTES}"
-        )
+        trouble = f"a vocabulary of {size} is too small for 256 bytes and the separator"
+        raise ValueError(f"prepare: {trouble}; train 257 tokens or more, or choose --tokenizer {BYTES}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -105,9 +103,8 @@ def loaded(name: Path, *, separator: str | None = None) -> TokenizerSpec:
     """Read a tokenizer.json, or that of the directory of a model or a dataset that has one."""
     path = name / "tokenizer.json" if name.is_dir() else name
     if not path.exists():
-        raise FileNotFoundError(
-            f"prepare: there is no tokenizer {path}; name a tokenizer.json, the directory of one, or {BYTES!r}"
-        )
+        remedy = f"name a tokenizer.json, the directory of one, or {BYTES!r}"
+        raise FileNotFoundError(f"prepare: there is no tokenizer {path}; {remedy}")
     tokenizer = read_tokenizer(path, "prepare")
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -126,28 +123,26 @@ def _separator(tokenizer: Tokenizer, path: Path, asked: str | None) -> str:
             return name
     special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
     trouble = f"has no token {asked!r}" if asked else "does not say which token separates documents"
-    raise ValueError(
-        f"prepare: {path} {trouble}; set --separator, for instance to one of its special tokens: "
-        f"{', '.join(special[:20]) or 'it has none'}"
-    )
+    remedy = f"set --separator, for instance to one of its special tokens: {', '.join(special[:20]) or 'it has none'}"
+    raise ValueError(f"prepare: {path} {trouble}; {remedy}")
 
 
 def _of_dataset(tokenizer: Tokenizer, path: Path) -> str | None:
-    number = _json(path.with_name("dataset.json")).get("separator")
+    number = _setting(path.with_name("dataset.json"), "separator")
     return tokenizer.id_to_token(number) if isinstance(number, int) else None
 
 
 def _of_model(path: Path) -> str | None:
-    found = _json(path.with_name("tokenizer_config.json")).get("eos_token")
+    found = _setting(path.with_name("tokenizer_config.json"), "eos_token")
     return found.get("content") if isinstance(found, dict) else found
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _setting(path: Path, name: str) -> Any:
+    """What a JSON file says, if it can be read."""
     try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return json.loads(path.read_text("utf-8"))[name]
+    except (OSError, ValueError, TypeError, LookupError):
+        return None
 
 
 def splitter_of(description: dict[str, Any]) -> Callable[[str], list[str] | None] | None:
@@ -216,20 +211,13 @@ def _pattern_of(description: dict[str, Any]) -> str:
     return split["pattern"].get("Regex", "") if (byte_level | dict(use_regex=False)).items() <= bytes_.items() else ""
 
 
-class Encoder:
-    """encode(texts): the tokens of each, as bytes of the type they have on disk. The separator is not among them."""
-
-    def __init__(self, tokenizer: TokenizerSpec, dtype: np.dtype) -> None:
-        description = json.loads(tokenizer.json)
-        self.encode: Callable[[list[str]], list[bytes]]
-        if _is_plain_bytes(description):
-            self.encode = lambda texts: [
-                np.frombuffer(text.encode(), np.uint8).astype(dtype).tobytes() for text in texts
-            ]
-            return
-        library = _Library(tokenizer.json, dtype)
-        split = splitter_of(description)
-        self.encode = _Words(description, split, library, dtype).encode if split else library.encode
+def encoder_of(tokenizer: TokenizerSpec, dtype: np.dtype) -> Callable[[list[str]], list[bytes]]:
+    """A function of texts: the tokens of each, as bytes of the type they have on disk, without the separator."""
+    description = json.loads(tokenizer.json)
+    if _is_plain_bytes(description):
+        return lambda texts: [np.frombuffer(text.encode(), np.uint8).astype(dtype).tobytes() for text in texts]
+    library, split = _Library(tokenizer.json, dtype), splitter_of(description)
+    return _Words(description, split, library, dtype).encode if split else library.encode
 
 
 class _Library:
