@@ -13,7 +13,7 @@ from fasttrain.data.datasets import (
     tokenizers_differ,
     training_data,
 )
-from fasttrain.data.formats import Described, ExternalDataset
+from fasttrain.data.formats.dataset import Described, ExternalDataset
 from fasttrain.data.stream import TokenStream
 from fasttrain.data.writer import DatasetWriter, holds_out
 

@@ -64,7 +64,7 @@ def _build(path: Path, sources: Path) -> None:
         vocab=tokenizer.size,
         separator=tokenizer.separator,
         source=f"the standard library of Python {platform.python_version()}, {sources}",
-        files=[_source_file(file) for file, _ in texts],
+        files=[SourceFile.at(file) for file, _ in texts],
     )
     dtype = np.dtype(np.int64)
     tokens = encoder_of(tokenizer, dtype)([text for _, text in texts])
@@ -87,8 +87,3 @@ def _texts(sources: Path) -> list[tuple[Path, str]]:
         if text.strip():
             texts.append((sources / path, text))
     return texts
-
-
-def _source_file(path: Path) -> SourceFile:
-    state = path.stat()
-    return SourceFile(path=path, size=state.st_size, mtime_ns=state.st_mtime_ns)

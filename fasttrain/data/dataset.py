@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -168,6 +168,11 @@ class SourceFile:
     mtime_ns: int
 
     @classmethod
+    def at(cls, path: Path) -> SourceFile:
+        state = os.stat(path)
+        return cls(path=path, size=state.st_size, mtime_ns=state.st_mtime_ns)
+
+    @classmethod
     def of(cls, line: str) -> SourceFile:
         found = json.loads(line)
         return cls(**found | dict(path=Path(found["path"])))
@@ -177,11 +182,9 @@ class SourceFile:
 
     def is_unchanged(self) -> bool:
         """Whether the file is still there, with the size and the time of then."""
-        try:
-            found = os.stat(self.path)
-        except OSError:
-            return False
-        return (found.st_size, found.st_mtime_ns) == (self.size, self.mtime_ns)
+        with suppress(OSError):
+            return SourceFile.at(self.path) == self
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)

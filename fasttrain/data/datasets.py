@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from fasttrain.data.batches import MixtureComponent
 from fasttrain.data.corpus import standard_library
-from fasttrain.data.dataset import Dataset
-from fasttrain.data.formats import NO_SEPARATOR, Described, ExternalDataset, open_external
+from fasttrain.data.dataset import NAME, Dataset
+from fasttrain.data.formats import bins, megatron
+from fasttrain.data.formats.dataset import NO_SEPARATOR, Described, ExternalDataset
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -27,7 +28,9 @@ def open_dataset(
     """Open a prepared dataset, or that of another program; None: Python's standard library, prepared on first use."""
     if path is None:
         return Dataset(standard_library())
-    return open_external(path, described) or Dataset(path)
+    # a directory, a file, or Megatron's prefix of two files
+    found = None if (path / NAME).exists() else megatron.find(path) or bins.find(path)
+    return ExternalDataset(path, found, described) if found else Dataset(path)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,12 +53,11 @@ class Excerpt(Occurrence):
 def documents_of(run: Path, steps: Iterable[int], most: int = 50) -> list[str]:
     """The documents of steps, in short: each once, at most `most` of them."""
     names: dict[str, None] = {}
-    for step in steps:
-        for excerpt in locate(run, step):
-            prefix = f"{excerpt.component}: " if excerpt.component else ""
-            names[f"{prefix}{excerpt.source or f'document {excerpt.document}'}"] = None
-            if len(names) == most:
-                return list(names)
+    for excerpt in (excerpt for step in steps for excerpt in locate(run, step)):
+        prefix = f"{excerpt.component}: " if excerpt.component else ""
+        names[f"{prefix}{excerpt.source or f'document {excerpt.document}'}"] = None
+        if len(names) == most:
+            break
     return list(names)
 
 

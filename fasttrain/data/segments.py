@@ -30,9 +30,6 @@ class DataSegment:
     datasets: dict[str, str]  # name and digest
     before: str | None = None  # the checkpoint that the run resumed from, if another run made it
 
-    def dump(self) -> str:
-        return json.dumps(asdict(self), default=str) + "\n"
-
     @classmethod
     def of(cls, line: dict[str, Any]) -> DataSegment:
         return cls(**line | dict(cursor=DataCursor.of(line["cursor"]), data=_data(line["data"])))
@@ -67,7 +64,7 @@ def with_absolute_paths(settings: config.DataConfig, data: TrainingData) -> conf
 def append_segment(run: Path, segment: DataSegment) -> None:
     """Append a line, and have it on the disk before the steps that it is about."""
     with open(RunDir(run).segments, "a") as file:
-        file.write(segment.dump())
+        file.write(json.dumps(asdict(segment), default=str) + "\n")
         file.flush()
         os.fsync(file.fileno())
 

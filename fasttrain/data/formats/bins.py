@@ -16,21 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from fasttrain.data.dataset import corrupt
-from fasttrain.data.formats.dataset import GPT2, LLAMA3, REWRITE, FoundFiles, KnownVocab, TokenFiles
+from fasttrain.data.formats.dataset import GPT2, LLAMA3, REWRITE, FoundFiles, TokenFiles
 
 RAW = ("train.bin", "val.bin")
 HEADER = 256 * 4  # bytes
 
 
-class Header(NamedTuple):
-    """The meaning of a magic number."""
-
-    version: int
-    dtype: str
-    known: KnownVocab
-
-
-HEADERS = {20240520: Header(1, "uint16", GPT2), 20240801: Header(7, "uint32", LLAMA3)}
+# by magic number: version, type of tokens, vocabulary
+HEADERS = {20240520: (1, "uint16", GPT2), 20240801: (7, "uint32", LLAMA3)}
 QUESTIONS = 20240522  # llm.c's multiple-choice evaluations
 DATES = range(20_230_000, 20_400_000)  # magic numbers of this family are dates
 OTHERS = {
@@ -72,14 +65,14 @@ def find(path: Path) -> FoundFiles | None:
         if shard.magic != first.magic:
             both = f"({_called(shard)}) and {first.path} ({_called(first)}) do not belong together"
             raise corrupt(shard.path, both, "keep them in directories of their own")
-    header = HEADERS.get(first.magic or 0)
-    dtype, skipped = (header.dtype, HEADER) if header else ("uint16", 0)
+    kind, dtype, header, known = "raw tokens of nanoGPT", "uint16", 0, None
+    if first.magic is not None:
+        kind, header, (_, dtype, known) = "shards of llm.c", HEADER, HEADERS[first.magic]
     found = {
-        name: TokenFiles(paths=splits[name], lengths=[file.tokens for file in files], dtype=dtype, header=skipped)
+        name: TokenFiles(paths=splits[name], lengths=[file.tokens for file in files], dtype=dtype, header=header)
         for name, files in shards.items()
     }
-    kind = "shards of llm.c" if header else "raw tokens of nanoGPT"
-    return FoundFiles(kind=kind, splits=found, known=header and header.known)
+    return FoundFiles(kind=kind, splits=found, known=known)
 
 
 def _of_directory(path: Path) -> dict[str, list[Path]]:
@@ -129,16 +122,16 @@ def _with_header(path: Path, size: int, head: bytes) -> _Shard:
     if len(head) < HEADER:
         raise corrupt(path, f"has {size} bytes, less than its header of {HEADER}: truncated", REWRITE)
     magic, version, tokens = map(int, np.frombuffer(head, "<i4")[:3])
-    header = HEADERS[magic]
-    if version != header.version:
-        trouble = f"has version {version} of format {magic}, fasttrain reads version {header.version}"
+    readable, dtype, _ = HEADERS[magic]
+    if version != readable:
+        trouble = f"has version {version} of format {magic}, fasttrain reads version {readable}"
         raise corrupt(path, trouble, "write it again with that version")
     if tokens <= 0:
         raise corrupt(path, f"has {tokens} tokens by its header", REWRITE)
-    expected = HEADER + tokens * np.dtype(header.dtype).itemsize
+    expected = HEADER + tokens * np.dtype(dtype).itemsize
     if size != expected:
         state = "truncated, or still being copied" if size < expected else "it holds more than its header says"
-        wanted = f"instead of {expected}, for {tokens} tokens of {header.dtype}"
+        wanted = f"instead of {expected}, for {tokens} tokens of {dtype}"
         raise corrupt(path, f"has {size} bytes {wanted}: {state}", REWRITE)
     return _Shard(path, magic, tokens)
 

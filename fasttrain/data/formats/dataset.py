@@ -83,17 +83,18 @@ class ExternalDataset:
         self._files, self._described = found.splits, described
         self.splits = list(found.splits)
         self.tokenizer_path = described.tokenizer
-        samples = {name: _sample(tokens.stream(None)) for name, tokens in found.splits.items()}
+        streams = {name: files.stream(None) for name, files in found.splits.items()}
+        samples = {name: _spread(stream, SAMPLE_TOKENS, whole=WHOLE_TOKENS) for name, stream in streams.items()}
         self.vocab, self.separator = self._known(found, samples)
         for name, sample in samples.items():
-            low, high = sample.tokens.min(), sample.tokens.max()
+            low, high = sample.min(), sample.max()
             if low < 0 or high >= self.vocab:
                 trouble = f"has tokens from {low} to {high} in {name}, outside the vocabulary of {self.vocab}"
                 raise corrupt(path, trouble, "set data.vocab or data.tokenizer to what made them")
         content = [(name, tokens.dtype, tokens.lengths) for name, tokens in found.splits.items()]
         hashed = hashlib.sha256(repr((self.vocab, self.separator, content)).encode())
         for sample in samples.values():
-            hashed.update(sample.tokens.tobytes())
+            hashed.update(sample.tobytes())
         self.digest = hashed.hexdigest()
         """Equal for equal data, as far as sizes and a sample tell."""
 
@@ -118,7 +119,7 @@ class ExternalDataset:
         tokenizer, stream = self.tokenizer(), self.split(name)
         if tokenizer is None:
             return None
-        tokens = _spread(stream, DECODED_TOKENS)
+        tokens = _spread(stream, DECODED_TOKENS, whole=DECODED_TOKENS)
         return sum(len(text.encode()) for text in tokenizer.decode_batch(tokens.tolist())) / tokens.size
 
     def notes(self) -> list[str]:
@@ -129,15 +130,14 @@ class ExternalDataset:
             lines.append(f"{self.path}: no data.tokenizer, and so no bits per byte and no sample of text")
         return lines
 
-    def _known(self, found: FoundFiles, samples: dict[str, _Sample]) -> KnownVocab:
+    def _known(self, found: FoundFiles, samples: dict[str, np.ndarray]) -> KnownVocab:
         """Vocabulary and separator by the settings, else by the format, else by the sample."""
         tokenizer, (_, vocab, separator) = self.tokenizer(), self._described
         if tokenizer is not None:
-            known = _named(tokenizer)
-        elif found.known or _is_gpt2(samples):
-            known = found.known or GPT2
+            ids = (tokenizer.token_to_id(name) for name in SEPARATORS)
+            known = KnownVocab(tokenizer.get_vocab_size(), next((id for id in ids if id is not None), None))
         else:
-            known = KnownVocab(vocab or self._counted(samples), None)
+            known = found.known or (GPT2 if _is_gpt2(samples) else KnownVocab(vocab or self._counted(samples), None))
         vocab = vocab or known.vocab
         if separator is None:
             fits = known.separator is not None and known.separator < vocab
@@ -149,10 +149,10 @@ class ExternalDataset:
             )
         return KnownVocab(vocab, None if separator == NO_SEPARATOR else separator)
 
-    def _counted(self, samples: dict[str, _Sample]) -> int:
+    def _counted(self, samples: dict[str, np.ndarray]) -> int:
         """The smallest vocabulary that all tokens are in, where all of them were read."""
-        largest = max(int(sample.tokens.max()) for sample in samples.values())
-        if all(sample.is_whole for sample in samples.values()):
+        largest = max(int(sample.max()) for sample in samples.values())
+        if all(sample.size == sum(self._files[name].lengths) for name, sample in samples.items()):
             return largest + 1
         pickle = self.path / "meta.pkl"
         hint = f" ({pickle.name} has it as vocab_size, but a pickle can run any program, and is not read here)"
@@ -162,29 +162,14 @@ class ExternalDataset:
         raise corrupt(self.path, trouble, remedy)
 
 
-class _Sample(NamedTuple):
-    tokens: np.ndarray
-    is_whole: bool  # there are no other tokens
-
-
-def _sample(stream: TokenStream) -> _Sample:
-    is_whole = len(stream) <= WHOLE_TOKENS
-    return _Sample(_spread(stream, WHOLE_TOKENS if is_whole else SAMPLE_TOKENS), is_whole)
-
-
-def _spread(stream: TokenStream, tokens: int) -> np.ndarray:  # -> (spans, n)
-    """All of the stream if it is not longer, or spans of it."""
-    if len(stream) <= tokens:
+def _spread(stream: TokenStream, tokens: int, *, whole: int) -> np.ndarray:  # -> (spans, n)
+    """All of the stream if it has up to `whole` tokens, or so many in spans of it."""
+    if len(stream) <= whole:
         return stream.windows(np.zeros(1, np.int64), len(stream))
     length = tokens // SAMPLE_SPANS
     return stream.windows(np.linspace(0, len(stream) - length, SAMPLE_SPANS).astype(np.int64), length)
 
 
-def _is_gpt2(samples: dict[str, _Sample]) -> bool:
-    tokens = [sample.tokens for sample in samples.values()]
+def _is_gpt2(samples: dict[str, np.ndarray]) -> bool:
+    tokens = samples.values()
     return all(some.max() < GPT2.vocab for some in tokens) and any((some == GPT2.separator).any() for some in tokens)
-
-
-def _named(tokenizer: Tokenizer) -> KnownVocab:
-    ids = [tokenizer.token_to_id(name) for name in SEPARATORS]
-    return KnownVocab(tokenizer.get_vocab_size(), next((number for number in ids if number is not None), None))

@@ -120,8 +120,8 @@ class _Split:
             "loops": self.loops.along / read,
         }
         if self.duplicates is not None:
-            along["copies"] = self.duplicates.along(self.duplicates.repeated_documents)
-            along["repeated text"] = self.duplicates.along(self.duplicates.repeated_spans)
+            along["copies"] = self.duplicates.along(self.duplicates.documents)
+            along["repeated text"] = self.duplicates.along(self.duplicates.spans)
         used = np.flatnonzero(self.lengths.counts)
         last = int(used[-1]) + 1 if len(used) else 1
         return Profile(
@@ -152,8 +152,7 @@ def suspicions(datasets: Iterable[Lintable], settings: config.DataConfig) -> lis
 
 def _line(finding: LintFinding) -> str:
     place = ""
-    if finding.examples:
-        example = finding.examples[0]
+    for example in finding.examples[:1]:
         document = "" if example.document is None else f"document {example.document:,}, "
         place = f" (first seen in {example.split}: {document}token {example.offset:,})"
     return f"{finding.check}: {finding.text}{place}"

@@ -36,8 +36,10 @@ def check_index(source: TokenSource, *, quick: bool) -> list[LintFinding]:
     if not wrong:
         return [source.finding("index", "ok", 0, read, "documents", f"{len(ends):,} documents, one after the other")]
     source.ends = None
-    text = f"{wrong:,} documents end before they begin, or after the last token: the index is corrupt, and is not used "
-    text += "below; copy the dataset again, or prepare it again"
+    text = (
+        f"{wrong:,} documents end before they begin, or after the last token: the index is corrupt, and not used below"
+    )
+    text += "; copy the dataset again, or prepare it again"
     return [source.finding("index", "error", wrong, read, "documents", text)]
 
 
@@ -86,14 +88,13 @@ class Separators:
             return [self._source.finding("separators", "ok", 0, 0, "separators", text)]
         doubled = (
             f"{self._doubled.count:,} of {found:,} separators follow another one, and the model trains on an empty "
-            f"document at each; write one separator between documents, and drop empty ones ({REMEDY})"
         )
+        doubled += f"document at each; write one separator between documents, and drop empty ones ({REMEDY})"
         findings = [self._rate(), self._graded("doubled separators", self._doubled, found, "separators", doubled)]
         if not self._source.indexed:
             return findings
         inside = (
-            f"{self._inside.count:,} separators stand inside documents, where no text ends; encode text without "
-            f"special tokens ({REMEDY})"
+            f"{self._inside.count:,} separators stand inside documents; encode text without special tokens ({REMEDY})"
         )
         empty = f"{self._empty.count:,} of {ended:,} documents hold no text; drop them ({REMEDY})"
         return [
@@ -111,9 +112,8 @@ class Separators:
         if not found and (documents > 1 if source.indexed else self._tokens >= MIN_TOKENS):
             severity = "error" if source.indexed else "warning"  # a stream may be one text
             text = (
-                f"there is no separator {self._name} in {self._tokens:,} tokens, so the model cannot learn where a "
-                "text ends; name the token that separates documents here (data.separator; -1: all is one text), or "
-                f"{REMEDY}"
+                f"there is no separator {self._name} in {self._tokens:,} tokens, and the model cannot learn where text "
+                f"ends; name the token that separates documents (data.separator; -1: all is one text), or {REMEDY}"
             )
         elif source.indexed:
             text += f", for {documents:,} documents"
@@ -128,8 +128,8 @@ class Separators:
             missing = HitCounter(missing.keep, missing.count - 1, missing.places[1:])
         text = (
             f"{missing.count:,} of {documents:,} documents do not begin with the separator {self._name}, and the model "
-            f"does not learn where those before them end; {REMEDY}"
         )
+        text += f"does not learn where those before them end; {REMEDY}"
         otherwise = ", which end with it instead of beginning with it" if trailing else ""
         return self._graded("missing separators", missing, documents, "documents", text, otherwise)
 
@@ -171,16 +171,12 @@ class Lengths:
         reached = np.searchsorted(np.cumsum(self.counts), np.array([0.05, 0.5, 0.95]) * documents)
         low, middle, high = EDGES[reached].tolist()  # at most 5% too low
         mean, severity = self._total / documents, graded(self._tiny.count, documents, (MAX_TINY, 1.0))
-        text = (
-            f"5% of {documents:,} documents have up to {low:,} tokens, half {middle:,}, 95% {high:,}; the longest "
-            f"{self._longest:,}, the mean {mean:,.0f}"
-        )
+        text = f"5% of {documents:,} documents have up to {low:,} tokens, half {middle:,}, 95% {high:,}"
+        text += f"; the longest {self._longest:,}, the mean {mean:,.0f}"
         if self._sequence is not None:
             text += f"; {self._longer / documents:.1%} are longer than a sample of {self._sequence:,}"
         if severity != "ok":
-            text = (
-                f"{self._tiny.count / documents:.0%} of {documents:,} documents have {TINY_TOKENS} tokens or fewer: "
-                "lines taken for documents, or a separator inside of them; look at the examples"
-            )
+            text = f"{self._tiny.count / documents:.0%} of {documents:,} documents have {TINY_TOKENS} tokens or fewer: "
+            text += "lines taken for documents, or a separator inside of them; look at the examples"
         figures = dict(p5=low, p50=middle, p95=high, longest=self._longest, mean=mean)
         return [self._source.finding("document lengths", severity, self._tiny, documents, "documents", text, **figures)]

@@ -14,6 +14,7 @@ VERSION = 1
 SYSTEMATIC = 1e-3  # a larger share is the work of a program, not of a few odd documents
 
 Severity = Literal["ok", "warning", "error"]
+FAULTS: tuple[Severity, ...] = ("error", "warning")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,17 +76,10 @@ class LintReport:
         return int(bool(self.having("error")) or (strict and bool(self.having("warning"))))
 
     def to_json(self) -> str:
-        content = {
-            "format": FORMAT,
-            "version": VERSION,
-            "dataset": self.dataset,
-            "quick": self.quick,
-            "seconds": round(self.seconds, 3),
-            "read": dict(self.read),
-            "errors": len(self.having("error")),
-            "warnings": len(self.having("warning")),
-            "findings": [asdict(finding) | {"rate": finding.rate} for finding in self.findings],
-        }
+        counts = {f"{severity}s": len(self.having(severity)) for severity in FAULTS}
+        findings = [asdict(finding) | {"rate": finding.rate} for finding in self.findings]
+        content = dict(format=FORMAT, version=VERSION, dataset=self.dataset, quick=self.quick)
+        content |= dict(seconds=round(self.seconds, 3), read=dict(self.read), **counts, findings=findings)
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -193,14 +192,6 @@ class TokenSource:
         """An id as people know it."""
         spelled = None if self.tokenizer is None else self.tokenizer.id_to_token(token)
         return str(token) if spelled is None else f"{token} ({spelled})"
-
-    @cached_property
-    def special(self) -> dict[int, str]:
-        """Tokens that stand for no text, but the separator."""
-        if self.tokenizer is None:
-            return {}
-        added = self.tokenizer.get_added_tokens_decoder()
-        return {id: token.content for id, token in added.items() if token.special and id != self.separator}
 
     def bins(self, offsets: np.ndarray) -> np.ndarray:  # -> (BINS,) int64
         """How many lie in each part of the stream."""

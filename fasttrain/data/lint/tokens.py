@@ -21,6 +21,7 @@ KINDS = {"U+FFFD": re.compile("\ufffd"), "NUL": re.compile("\0"), "wrongly decod
 CORRUPT = (0.01, 0.2)  # share of documents; in odd ones it is what they are about
 MIN_DOCUMENTS = 16  # with fewer, a share says little
 EDGE_TOKENS = 16  # at either end of a sample, that may come out otherwise, as the text may continue there
+LOOK = "look whether tokenizer.json is the one that made these tokens"
 DECODE_AGAIN = "; decode the sources with their true encoding, and drop what stays corrupt"
 REENCODED = (0.02, 0.5)  # share of documents that encode to other tokens
 BYTES_PER_TOKEN = (1.5, 16.0)  # of text by a vocabulary of words
@@ -107,16 +108,10 @@ def _bytes(source: TokenSource, texts: list[DecodedSample], stated: float | None
     severity: Severity = "ok"
     if source.vocab >= WORD_VOCAB and len(texts) >= MIN_DOCUMENTS and not low < found < high:
         severity = "warning"
-        text += (
-            f", where a vocabulary of {source.vocab:,} gives {low:g} to {high:g}; look whether tokenizer.json is the "
-            "one that made these tokens"
-        )
+        text += f", where a vocabulary of {source.vocab:,} gives {low:g} to {high:g}; {LOOK}"
     elif stated is not None and len(texts) >= MIN_DOCUMENTS and abs(found / stated - 1) > AGREEMENT:
         severity = "warning"
-        text += (
-            f", but {stated:.2f} by dataset.json: bits per byte may be wrong by that factor; look whether the files "
-            "belong together"
-        )
+        text += f", but {stated:.2f} by dataset.json: bits per byte may be wrong by that factor; {LOOK}"
     figures = dict(sampled=found) | ({} if stated is None else dict(stated=stated))
     return source.finding("bytes per token", severity, 0, tokens, "tokens", text, **figures)
 
@@ -180,7 +175,7 @@ class TokenUse:
             tokens[outside] = vocab
         counts = np.bincount(tokens, minlength=vocab + 1)
         self.histogram += counts
-        for ids, counter in ((self._special_ids, self._special), (self._corrupt_ids, self._corrupt)):
+        for ids, counter in (([*self._special_names], self._special), (self._corrupt_ids, self._corrupt)):
             if counts[ids].any():
                 counter.add(np.flatnonzero(np.isin(tokens, ids)) + chunk.start)
 
@@ -204,21 +199,20 @@ class TokenUse:
         if not self._outside.count:
             return self._source.finding("token ids", "ok", 0, seen, "tokens", f"all below the vocabulary of {vocab:,}")
         text = (
-            f"{self._outside.count:,} ids are not in the vocabulary of {vocab:,} and have no row in the embedding (ids "
-            f"go from {self._lowest:,} to {self._highest:,}); prepare the dataset again with this tokenizer, or name "
-            "the one that made it"
+            f"{self._outside.count:,} ids are not in the vocabulary of {vocab:,} and have no embedding (ids go from "
+            f"{self._lowest:,} to {self._highest:,}); prepare it with this tokenizer, or name the one that made it"
         )
         return self._source.finding("token ids", "error", self._outside, seen, "tokens", text)
 
     def _special_finding(self) -> LintFinding:
-        seen, special = self._seen, self._special
+        seen, special, named = self._seen, self._special, self._special_names
         if not special.count:
-            text = f"none of the {len(self._special_ids)} beside the separator" if len(self._special_ids) else "none"
+            text = f"none of the {len(named)} beside the separator" if named else "none"
             return self._source.finding("special tokens", "ok", 0, seen, "tokens", text)
-        often = sorted(self._special_ids.tolist(), key=lambda id: -self.histogram[id])
-        named = ", ".join(f"{self._source.special[id]} {self.histogram[id]:,}x" for id in often[:3])
+        often = sorted(named, key=lambda id: -self.histogram[id])[:3]
+        counts = ", ".join(f"{named[id]} {self.histogram[id]:,}x" for id in often)
         text = (
-            f"{special.count:,} special tokens stand inside documents ({named}): padding, a second separator, or text "
+            f"{special.count:,} special tokens stand inside documents ({counts}): padding, a second separator, or text "
             "that spells one; encode text without special tokens, unless you put them there"
         )
         return self._source.finding("special tokens", "warning", special, seen, "tokens", text)
@@ -246,10 +240,8 @@ class TokenUse:
                 "the tokenizer cannot spell and no model can learn; use a tokenizer that knows every byte"
             )
         elif (severity := graded(int(histogram[top]), seen, OVERUSED)) != "ok":
-            text = (
-                f"{share:.0%} of the tokens are {source.name(top)}: padding, or text of little else; look at it, and "
-                "write no padding"
-            )
+            text = f"{share:.0%} of the tokens are {source.name(top)}: padding, or text of little else"
+            text += "; look at it, and write no padding"
         elif unused > MAX_UNUSED * source.vocab and self._is_well_seen:
             severity = "warning"
             text = (
@@ -259,9 +251,13 @@ class TokenUse:
         return source.finding("token use", severity, unused, source.vocab, "ids", text, **figures)
 
     @cached_property
-    def _special_ids(self) -> np.ndarray:
-        unknown = self._unknown
-        return np.array([id for id in self._source.special if id < self._source.vocab and id != unknown], np.int64)
+    def _special_names(self) -> dict[int, str]:
+        """Tokens that stand for no text, but the separator."""
+        source = self._source
+        others = {source.separator, self._unknown}
+        added = {} if source.tokenizer is None else source.tokenizer.get_added_tokens_decoder()
+        special = {id: token.content for id, token in added.items() if token.special}
+        return {id: name for id, name in special.items() if id < source.vocab and id not in others}
 
     @cached_property
     def _corrupt_ids(self) -> np.ndarray:
@@ -281,6 +277,6 @@ class TokenUse:
     @cached_property
     def _unknown(self) -> int | None:
         tokenizer = self._source.tokenizer
-        name = getattr(tokenizer.model, "unk_token", None) if tokenizer is not None else None
+        name = None if tokenizer is None else getattr(tokenizer.model, "unk_token", None)
         id = tokenizer.token_to_id(name) if tokenizer is not None and name else None
         return id if id is not None and id < self._source.vocab else None

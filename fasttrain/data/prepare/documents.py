@@ -16,15 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fasttrain.data.prepare.inputs import (
-    CHUNK_BYTES,
-    SNIFF_BYTES,
-    Input,
-    InputChunk,
-    Position,
-    read_range,
-    split_inputs,
-)
+from fasttrain.data.prepare.inputs import CHUNK_BYTES, Input, InputChunk, Position, read_range, read_whole, split_inputs
 
 BOM = "\ufeff"
 EMPTY, BINARY, UNDECODABLE = "near-empty", "binary", "undecodable"
@@ -85,10 +77,6 @@ class Content(NamedTuple):
     offset: int
     data: bytes | list[str | None]
 
-    @property
-    def lines(self) -> int:
-        return self.data.count(b"\n") if isinstance(self.data, bytes) else 0
-
 
 def contents(chunk: InputChunk, inputs: Sequence[Input]) -> list[Content]:
     """The files of a chunk: a part of one, or several small ones."""
@@ -96,7 +84,7 @@ def contents(chunk: InputChunk, inputs: Sequence[Input]) -> list[Content]:
     if chunk.data is not None:
         return [Content(file, offset, chunk.data)]
     if chunk.next.file > file + 1:
-        return [Content(number, 0, _whole(inputs[number])) for number in range(file, chunk.next.file)]
+        return [Content(number, 0, read_whole(inputs[number])) for number in range(file, chunk.next.file)]
     end = chunk.next.offset if chunk.next.file == file else inputs[file].size
     return [Content(file, *read_range(inputs[file], offset, end))]
 
@@ -144,13 +132,6 @@ def _found(content: Content, kind: str, text_key: str) -> Iterator[tuple[InputSp
         return _lines(file, offset, data, text_key)
     # a line that is longer than a part leaves nothing for the parts in which it continues
     return iter([_text(file, offset, data)] if data or not offset else [])
-
-
-def _whole(input: Input) -> bytes:
-    input.check_unchanged()
-    with open(input.path, "rb") as file:
-        start = file.read(SNIFF_BYTES)
-        return start if b"\0" in start else start + file.read()
 
 
 def _text(file: int, offset: int, data: bytes) -> tuple[InputSpan, str] | Dropped:
@@ -202,10 +183,8 @@ def digest(data: bytes) -> bytes:
 class SeenDigests:
     """A set of digests in sorted arrays, each less than half as long as the one before: few, whatever their sum."""
 
-    def __init__(self, digests: np.ndarray | None = None) -> None:
-        self._arrays: list[np.ndarray] = []
-        if digests is not None and len(digests):
-            self._arrays.append(np.sort(digests))
+    def __init__(self, digests: bytes = b"") -> None:
+        self._arrays = [np.sort(np.frombuffer(digests, DIGEST))] if digests else []
 
     def add(self, digests: np.ndarray) -> np.ndarray:  # (n,) of DIGEST -> (n,) bool
         """Which of them are new, the first of equal ones; they are no longer."""

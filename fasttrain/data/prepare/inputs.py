@@ -292,6 +292,14 @@ def _imported(module: str, input: Input) -> Any:
         raise ImportError(f"prepare: {input.path} needs {package}; pip install 'fasttrain[data]'") from None
 
 
+def read_whole(input: Input) -> bytes:
+    """The content of a file; of a binary one, its start."""
+    input.check_unchanged()
+    with open(input.path, "rb") as file:
+        start = file.read(SNIFF_BYTES)
+        return start if b"\0" in start else start + file.read()
+
+
 def read_range(input: Input, begin: int, end: int) -> tuple[int, bytes]:
     """The lines that begin in [begin, end), and the offset of the first."""
     with open(input.path, "rb") as file:

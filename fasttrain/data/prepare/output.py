@@ -10,21 +10,11 @@ from typing import Any
 import numpy as np
 
 from fasttrain.data.dataset import SourceFile
-from fasttrain.data.prepare.documents import (
-    DIGEST,
-    DUPLICATE,
-    INVALID,
-    NO_TEXT,
-    REASONS,
-    Dropped,
-    InputSpan,
-    SeenDigests,
-)
+from fasttrain.data.prepare.documents import DUPLICATE, INVALID, NO_TEXT, REASONS, Dropped, InputSpan, SeenDigests
 from fasttrain.data.prepare.inputs import Input, InputChunk, Position, unusable
 from fasttrain.data.prepare.tokenizer import TokenizerSpec
 from fasttrain.data.prepare.workers import EncodedChunk
 from fasttrain.data.writer import DatasetFiles, appended
-from fasttrain.fs import FileChecksum
 
 NAME = "dropped.jsonl"
 MIN_BAD_LINES = 10  # of a file: fewer are no reason to stop
@@ -37,7 +27,7 @@ class DropReport:
     def __init__(self, directory: Path, inputs: Sequence[Input], state: dict[str, Any] | None) -> None:
         state = state or dict(size=0, counts={}, first={})
         self._inputs = inputs
-        self._file = appended(directory / NAME, state["size"])
+        self.file = appended(directory / NAME, state["size"])
         self.counts: dict[str, int] = state["counts"]
         self.first: dict[str, str] = state["first"]  # an example of each reason
         self._file_number, self._good, self._bad = 0, 0, 0  # lines of the file that is being read
@@ -48,7 +38,7 @@ class DropReport:
             path = self._inputs[span.file].path
             where = dict(line=span.line) if span.line else dict(row=span.offset)
             line = dict(reason=reason, file=path) | where | (dict(detail=detail) if detail else {})
-            self._file.write(json.dumps(line).encode() + b"\n")
+            self.file.write(json.dumps(line).encode() + b"\n")
             self.counts[reason] = self.counts.get(reason, 0) + 1
             if reason not in self.first:
                 example = f"{path}:{span.line}" if span.line else f"{path}, row {span.offset}"
@@ -70,17 +60,11 @@ class DropReport:
             raise unusable(self._inputs[file], trouble, remedy)
 
     def sync(self) -> dict[str, Any]:
-        return dict(size=self._file.sync(), counts=self.counts, first=self.first)
-
-    def close(self) -> FileChecksum:
-        return self._file.finish()
+        return dict(size=self.file.sync(), counts=self.counts, first=self.first)
 
     def ordered(self) -> dict[str, int]:
         """Counts by reason, in a fixed order."""
         return {reason: self.counts[reason] for reason in REASONS if reason in self.counts}
-
-    def summary(self) -> str:
-        return ", ".join(f"{count} {reason}" for reason, count in self.ordered().items()) or "nothing was dropped"
 
 
 class Output:
@@ -106,7 +90,7 @@ class Output:
         self._seen: SeenDigests | None = None
         if not keep_duplicates and self.position.file < len(inputs):  # at the end, the digests may be deleted already
             self._digests = appended(directory / DIGESTS, state["digests"])
-            self._seen = SeenDigests(np.fromfile(directory / DIGESTS, DIGEST))
+            self._seen = SeenDigests((directory / DIGESTS).read_bytes())
 
     def add(self, chunk: InputChunk, encoded: EncodedChunk) -> None:
         """Write the documents of the next chunk."""
@@ -145,7 +129,7 @@ class Output:
 
     def complete(self, path: Path, *, source: str) -> None:
         """Make it a dataset, under its own name."""
-        report = self.report.close()
+        report = self.report.file.finish()
         (self._directory / DIGESTS).unlink(missing_ok=True)
         files = (SourceFile(path=Path(i.path), size=i.size, mtime_ns=i.mtime_ns).dump() for i in self._inputs)
         self._files.complete(

@@ -54,32 +54,28 @@ class ProgressFile:
     def __init__(self, directory: Path, task: dict[str, Any]) -> None:
         """task: everything that decides about the result, by names for people."""
         self._directory, self._task = directory, task
-        self._path = _beside(directory, ".json")
+        self.path = _beside(directory, ".json")
 
     def read(self) -> dict[str, Any] | None:
         """Read what was saved last; None: nothing. Raise if it is work on another task."""
-        if not (self._path.exists() and self._directory.exists()):
+        if not (self.path.exists() and self._directory.exists()):
             return None
-        found = json.loads(self._path.read_text("utf-8"))
-        differing = [name for name in self._task if found["task"].get(name) != self._task[name]]
-        if differing and not found["state"]["documents"]:
+        found = json.loads(self.path.read_text("utf-8"))
+        name = next((name for name in self._task if found["task"].get(name) != self._task[name]), None)
+        if name is None:
+            return found["state"]
+        if not found["state"]["documents"]:
             return None  # no work is lost
-        if differing:
-            name = differing[0]
-            raise ValueError(
-                f"prepare: {self._directory} holds a preparation that was interrupted, with another {name} "
-                f"({found['task'].get(name)}, now {self._task[name]}); repeat that command to resume it, or add "
-                "--restart to start over"
-            )
-        return found["state"]
+        other = f"{name} ({found['task'].get(name)}, now {self._task[name]})"
+        raise ValueError(
+            f"prepare: {self._directory} holds a preparation that was interrupted, with another {other}; repeat that "
+            "command to resume it, or add --restart to start over"
+        )
 
     def save(self, state: dict[str, Any]) -> None:
         """Replace what was saved before, at once or not at all."""
         sync(self._directory)
-        write_file(self._path, [json.dumps(dict(task=self._task, state=state))])
-
-    def remove(self) -> None:
-        self._path.unlink(missing_ok=True)
+        write_file(self.path, [json.dumps(dict(task=self._task, state=state))])
 
 
 def clear(directory: Path) -> None:
@@ -160,10 +156,13 @@ def prepare(
             on_progress(PreparationProgress("encoding", total, output.consumed, output.documents))
         if not output.documents:
             clear(directory)
+            counts = ", ".join(f"{count} {reason}" for reason, count in output.report.ordered().items())
             examples = "; ".join(f"{reason}: {where}" for reason, where in output.report.first.items())
-            raise ValueError(f"prepare: there is no document left for {out}: {output.report.summary()}; {examples}")
+            raise ValueError(
+                f"prepare: there is no document left for {out}: {counts or 'nothing was dropped'}; {examples}"
+            )
         output.complete(out, source=", ".join(map(str, names)))
-        progress_file.remove()
+        progress_file.path.unlink(missing_ok=True)
     return Prepared(
         path=out, dropped=output.report.ordered(), examples=output.report.first, spelled=output.spelled,
         resumed=state is not None,

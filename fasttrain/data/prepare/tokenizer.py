@@ -118,23 +118,17 @@ def _spec(tokenizer: Tokenizer, separator: str) -> TokenizerSpec:
 
 def _separator(tokenizer: Tokenizer, path: Path, asked: str | None) -> str:
     """The token that stands between documents: as asked, as the files beside it say, or by a usual name."""
-    for name in (asked,) if asked else (_of_dataset(tokenizer, path), _of_model(path), *SEPARATOR_NAMES):
+    number = _setting(path.with_name("dataset.json"), "separator")
+    of_dataset = tokenizer.id_to_token(number) if isinstance(number, int) else None
+    eos = _setting(path.with_name("tokenizer_config.json"), "eos_token")
+    of_model = eos.get("content") if isinstance(eos, dict) else eos
+    for name in (asked,) if asked else (of_dataset, of_model, *SEPARATOR_NAMES):
         if name and tokenizer.token_to_id(name) is not None:
             return name
     special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
     trouble = f"has no token {asked!r}" if asked else "does not say which token separates documents"
     remedy = f"set --separator, for instance to one of its special tokens: {', '.join(special[:20]) or 'it has none'}"
     raise ValueError(f"prepare: {path} {trouble}; {remedy}")
-
-
-def _of_dataset(tokenizer: Tokenizer, path: Path) -> str | None:
-    number = _setting(path.with_name("dataset.json"), "separator")
-    return tokenizer.id_to_token(number) if isinstance(number, int) else None
-
-
-def _of_model(path: Path) -> str | None:
-    found = _setting(path.with_name("tokenizer_config.json"), "eos_token")
-    return found.get("content") if isinstance(found, dict) else found
 
 
 def _setting(path: Path, name: str) -> Any:

@@ -127,15 +127,10 @@ class Worker:
         self._separator = np.array([tokenizer.separator], dtype).tobytes()
 
     def __call__(self, chunk: InputChunk) -> EncodedChunk:
-        kept: list[Document] = []
-        dropped: list[Dropped] = []
         read = contents(chunk, self._inputs)
-        for content in read:
-            for found in documents(content, self._inputs[content.file], self._settings):
-                if isinstance(found, Dropped):
-                    dropped.append(found)
-                else:
-                    kept.append(found)
+        found = [f for content in read for f in documents(content, self._inputs[content.file], self._settings)]
+        kept = [document for document in found if isinstance(document, Document)]
+        dropped = [drop for drop in found if isinstance(drop, Dropped)]
         tokens = self._encode([document.text for document in kept])
         for number in [number for number, ids in enumerate(tokens) if not ids][::-1]:  # a normalizer left nothing
             dropped.append(Dropped(kept.pop(number).span, EMPTY, "no tokens"))
@@ -148,7 +143,7 @@ class Worker:
             digests=np.array([digest(document.data) for document in kept], DIGEST),
             sources=np.array([document.span for document in kept], RECORD),
             dropped=dropped,
-            lines=read[-1].lines,
+            lines=0 if isinstance(read[-1].data, list) else read[-1].data.count(b"\n"),
             spelled=sum(self._tokenizer.separator_text in document.text for document in kept),
         )
         if (encoded.tokens == self._tokenizer.separator).sum() != len(encoded.lengths):

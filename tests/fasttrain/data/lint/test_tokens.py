@@ -1,6 +1,5 @@
 """Ids that are wrong, tokens that stand for no text, and text that was corrupt before it became tokens."""
 
-
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
