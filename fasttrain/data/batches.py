@@ -20,6 +20,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -280,7 +281,7 @@ def _documents(B: int, T: int, boundaries: np.ndarray) -> tuple[np.ndarray, np.n
     return positions.reshape(B, T), cu_seqlens
 
 
-class Prefetcher(Generic[Item]):
+class Prefetcher(AbstractContextManager["Prefetcher[Item]"], Generic[Item]):
     """`at(step)`, as `read(step)` gives it, with the `ahead` steps after it read by a background thread.
 
     Reading and copying release the interpreter's lock.
@@ -320,9 +321,6 @@ class Prefetcher(Generic[Item]):
         """Stop reading; returns once the thread has ended."""
         self._thread.shutdown(cancel_futures=True)
         self._pending.clear()
-
-    def __enter__(self) -> Prefetcher[Item]:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

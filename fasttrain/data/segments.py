@@ -32,7 +32,11 @@ class DataSegment:
 
     @classmethod
     def of(cls, line: dict[str, Any]) -> DataSegment:
-        return cls(**line | dict(cursor=DataCursor.of(line["cursor"]), data=_data(line["data"])))
+        data, mixture = line["data"], line["data"]["mixture"]
+        components = {name: config.ComponentConfig(**c | dict(path=Path(c["path"]))) for name, c in mixture.items()}
+        paths = {key: Path(data[key]) for key in ("path", "tokenizer") if data[key] is not None}
+        settings = config.DataConfig(**data | paths | dict(mixture=components))
+        return cls(**line | dict(cursor=DataCursor.of(line["cursor"]), data=settings))
 
     def open(self) -> TrainingData:
         """The data, if it still is what the run had."""
@@ -92,11 +96,3 @@ def segment_at(run: Path, step: int) -> DataSegment:
             f"{run} begins at step {first.step}, after {first.before}; ask the run that this checkpoint belongs to"
         )
     return found[-1]
-
-
-def _data(found: dict[str, Any]) -> config.DataConfig:
-    paths = {key: Path(found[key]) for key in ("path", "tokenizer") if found[key] is not None}
-    mixture = {
-        name: config.ComponentConfig(**part | dict(path=Path(part["path"]))) for name, part in found["mixture"].items()
-    }
-    return config.DataConfig(**found | paths | dict(mixture=mixture))

@@ -7,6 +7,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def refuse_to_overwrite(path: Path) -> None:
         raise FileExistsError(f"dataset: {path} exists; choose another directory, or delete it first")
 
 
-class DatasetWriter:
+class DatasetWriter(AbstractContextManager["DatasetWriter"]):
     """Use as a context: leaving it completes the dataset, an exception within it discards everything.
 
     A process that is killed leaves a directory named .NAME.partial-..., which never opens as a dataset.
@@ -80,9 +81,6 @@ class DatasetWriter:
         whole = np.concatenate([[self._separator], tokens]).astype(self._files.dtype)
         sources = None if source is None else np.array([source], RECORD)
         self._files.add(split, whole, lengths=np.array([len(whole)]), num_bytes=num_bytes, sources=sources)
-
-    def __enter__(self) -> DatasetWriter:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:

@@ -82,16 +82,15 @@ def _read(prefix: Path) -> TokenFiles:
         state = "truncated, or still being copied" if size < expected else "it holds more, as of several modes"
         wanted = f"instead of {expected}, for {sequences} sequences in {bounds - 1} documents"
         raise corrupt(index, f"has {size} bytes {wanted}: {state}", REWRITE)
-    ends = Ends(index, np.dtype(TYPES[code]).itemsize, sequences, bounds)
-    ends.check(data)
+    ends = Ends(index, data, np.dtype(TYPES[code]).itemsize, sequences, bounds)
     return TokenFiles(paths=[data], lengths=[ends.total], dtype=TYPES[code], ends=ends)
 
 
 class Ends:
     """Where documents end, in tokens, read from the index one by one."""
 
-    def __init__(self, index: Path, width: int, sequences: int, bounds: int) -> None:
-        self._path, self._width = index, width
+    def __init__(self, index: Path, data: Path, width: int, sequences: int, bounds: int) -> None:
+        self._width = width
         with open(index, "rb") as file:
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         mapping.madvise(mmap.MADV_RANDOM)
@@ -99,6 +98,13 @@ class Ends:
         self._offsets = np.frombuffer(mapping, "<i8", sequences, HEADER.size + 4 * sequences)
         self._bounds = np.frombuffer(mapping, "<i8", bounds, HEADER.size + 12 * sequences)
         self.total = (int(self._offsets[-1]) + int(self._lengths[-1]) * width) // width
+        size, expected = data.stat().st_size, self.total * width
+        if expected != size or self._offsets[0] != 0:
+            trouble = f"has {size} bytes instead of {expected} by {index}: truncated, or they do not belong together"
+            raise corrupt(data, trouble, "copy both again")
+        first, last = int(self._bounds[0]), int(self._bounds[-1])
+        if first != 0 or last != sequences:
+            raise corrupt(index, f"has documents from sequence {first} to {last}, but {sequences} sequences", REWRITE)
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
@@ -118,19 +124,6 @@ class Ends:
             before = (ends <= positions if side == "right" else ends < positions) & (low < high)
             low, high = np.where(before, middle + 1, low), np.where(before, high, middle)
         return low
-
-    def check(self, data: Path) -> None:
-        """That the index is of these tokens, by its ends."""
-        size, expected = data.stat().st_size, self.total * self._width
-        if expected != size or self._offsets[0] != 0:
-            trouble = (
-                f"has {size} bytes instead of {expected} by {self._path}: truncated, or they do not belong together"
-            )
-            raise corrupt(data, trouble, "copy both again")
-        first, last, count = int(self._bounds[0]), int(self._bounds[-1]), len(self._offsets)
-        if first != 0 or last != count:
-            trouble = f"has documents from sequence {first} to {last}, but {count} sequences"
-            raise corrupt(self._path, trouble, REWRITE)
 
 
 def _with(prefix: Path, ending: str) -> Path:

@@ -95,7 +95,7 @@ class _Split:
         self._read_along += self.source.bins_of(chunk)
         for check in (self.separators, self.token_use, self.loops):
             check.add(chunk)
-        if self.source.indexed or not self._quick:  # otherwise only short documents lie in a sample whole
+        if self.source.ends is not None or not self._quick:  # otherwise only short documents lie in a sample whole
             self.lengths.add(chunk)
         if self.duplicates is not None:
             self.duplicates.add(chunk)

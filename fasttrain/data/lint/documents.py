@@ -47,7 +47,7 @@ class Separators:
     """How many there are; doubled ones, missing ones, some inside documents, and documents of nothing else."""
 
     def __init__(self, source: TokenSource) -> None:
-        self._source = source
+        self._source, self._name = source, source.name(source.separator or 0)
         self._tokens = self._found = self._documents = self._ended = self._trailing = 0
         self._doubled, self._missing, self._inside, self._empty = (source.counter() for _ in range(4))
         self.along, self.doubled_along = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
@@ -65,7 +65,7 @@ class Separators:
         self._doubled.add(doubled)
         self.along += self._source.bins(here)
         self.doubled_along += self._source.bins(doubled)
-        if self._source.indexed:
+        if self._source.ends is not None:
             self._compare(chunk, here, doubled, separator)
 
     def _compare(self, chunk: TokenChunk, here: np.ndarray, doubled: np.ndarray, separator: int) -> None:
@@ -91,7 +91,7 @@ class Separators:
         )
         doubled += f"document at each; write one separator between documents, and drop empty ones ({REMEDY})"
         findings = [self._rate(), self._graded("doubled separators", self._doubled, found, "separators", doubled)]
-        if not self._source.indexed:
+        if self._source.ends is None:
             return findings
         inside = (
             f"{self._inside.count:,} separators stand inside documents; encode text without special tokens ({REMEDY})"
@@ -107,15 +107,16 @@ class Separators:
     def _rate(self) -> LintFinding:
         """Compare the number of separators with that of documents."""
         source, found, documents = self._source, self._found, self._documents
+        indexed = source.ends is not None
         severity: Severity = "ok"
         text = f"{found:,} separators {self._name}, {found / max(self._tokens, 1) * 1e6:,.0f} per million tokens"
-        if not found and (documents > 1 if source.indexed else self._tokens >= MIN_TOKENS):
-            severity = "error" if source.indexed else "warning"  # a stream may be one text
+        if not found and (documents > 1 if indexed else self._tokens >= MIN_TOKENS):
+            severity = "error" if indexed else "warning"  # a stream may be one text
             text = (
                 f"there is no separator {self._name} in {self._tokens:,} tokens, and the model cannot learn where text "
                 f"ends; name the token that separates documents (data.separator; -1: all is one text), or {REMEDY}"
             )
-        elif source.indexed:
+        elif indexed:
             text += f", for {documents:,} documents"
             if abs(found - documents) > 0.01 * documents:
                 severity = "warning"
@@ -136,10 +137,6 @@ class Separators:
     def _graded(self, check: str, seen: HitCounter, of: int, unit: str, text: str, otherwise: str = "") -> LintFinding:
         text = text if seen.count else f"none among {of:,} {unit}{otherwise}"
         return self._source.graded(check, seen, of, unit, text, (0, SYSTEMATIC))
-
-    @property
-    def _name(self) -> str:
-        return self._source.name(self._source.separator or 0)
 
 
 class Lengths:

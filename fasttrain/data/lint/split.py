@@ -127,10 +127,6 @@ class TokenSource:
     def __len__(self) -> int:
         return len(self.stream)
 
-    @property
-    def indexed(self) -> bool:
-        return self.ends is not None
-
     def chunks(self, size: int, *, samples: int | None = None) -> Iterator[TokenChunk]:
         """All of the stream; or so many chunks, evenly spread, if that is less."""
         documents = _Separated(self.separator, len(self)) if self.ends is None else _Indexed(self.ends)
@@ -153,7 +149,10 @@ class TokenSource:
     def example(self, offset: int) -> Example:
         """The text around a token."""
         begin = max(0, offset - EXCERPT)
-        text = self.decoded(self.read(begin, min(2 * EXCERPT, len(self) - begin)).tolist())
+        tokens = self.read(begin, min(2 * EXCERPT, len(self) - begin)).tolist()
+        text = " ".join(map(str, tokens))
+        if self.tokenizer is not None and 0 <= min(tokens) <= max(tokens) < self.tokenizer.get_vocab_size():
+            text = self.tokenizer.decode(tokens, skip_special_tokens=False)
         document = origin = None
         if self.ends is not None:
             document = int(self.ends.searchsorted(np.array([offset]), side="right")[0])
@@ -182,11 +181,6 @@ class TokenSource:
         """A finding whose severity follows from the share that was seen; the remedy is for those that are not ok."""
         severity = graded(seen.count, of, levels)
         return self.finding(check, severity, seen, of, unit, text + remedy * (severity != "ok"), **figures)
-
-    def decoded(self, tokens: list[int]) -> str:
-        if self.tokenizer is None or min(tokens) < 0 or max(tokens) >= self.tokenizer.get_vocab_size():
-            return " ".join(map(str, tokens))
-        return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
     def name(self, token: int) -> str:
         """An id as people know it."""

@@ -189,11 +189,6 @@ class TokenUse:
     def _seen(self) -> int:
         return int(self.histogram.sum())
 
-    @property
-    def _is_well_seen(self) -> bool:
-        """Whether an id that is missing means something: of a vocabulary of words, in enough text."""
-        return self._source.vocab >= WORD_VOCAB and self._seen > MIN_TOKENS_PER_ID * self._source.vocab
-
     def _outside_finding(self) -> LintFinding:
         vocab, seen = self._source.vocab, self._seen
         if not self._outside.count:
@@ -231,6 +226,7 @@ class TokenUse:
             histogram[source.separator] = 0
         top = int(histogram.argmax())
         share = histogram[top] / max(seen, 1)
+        well_seen = source.vocab >= WORD_VOCAB and seen > MIN_TOKENS_PER_ID * source.vocab
         figures = dict(unused=unused / source.vocab, top_token=top, top_share=float(share))
         text = f"{source.vocab - unused:,} of {source.vocab:,} ids are used; most often {source.name(top)}: {share:.1%}"
         unknown = self._unknown
@@ -242,7 +238,7 @@ class TokenUse:
         elif (severity := graded(int(histogram[top]), seen, OVERUSED)) != "ok":
             text = f"{share:.0%} of the tokens are {source.name(top)}: padding, or text of little else"
             text += "; look at it, and write no padding"
-        elif unused > MAX_UNUSED * source.vocab and self._is_well_seen:
+        elif well_seen and unused > MAX_UNUSED * source.vocab:
             severity = "warning"
             text = (
                 f"{unused / source.vocab:.0%} of the vocabulary never occurs in {seen:,} tokens: it was made for other "

@@ -65,10 +65,6 @@ class Dropped(NamedTuple):
     reason: str
     detail: str = ""
 
-    def moved(self, lines: int) -> Dropped:
-        """The same, so many lines further; rows have no lines."""
-        return self._replace(span=self.span._replace(line=self.span.line + lines)) if self.span.line else self
-
 
 class Content(NamedTuple):
     """Lines of a file from an offset on, or rows of a Parquet file."""

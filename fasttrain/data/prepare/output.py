@@ -96,7 +96,8 @@ class Output:
         """Write the documents of the next chunk."""
         dropped, sources = encoded.dropped, encoded.sources
         if self._lines:
-            dropped = [drop.moved(self._lines) for drop in dropped]
+            moved = (drop.span._replace(line=drop.span.line + self._lines) for drop in dropped)
+            dropped = [drop._replace(span=span) for drop, span in zip(dropped, moved, strict=True)]
             sources = sources.copy()
             sources["line"] += self._lines
         self.report.check(chunk.start.file, dropped, len(encoded.lengths))

@@ -144,7 +144,8 @@ def splitter_of(description: dict[str, Any]) -> Callable[[str], list[str] | None
     pattern = PATTERNS.get(_pattern_of(description))
     if pattern is None:
         return None
-    split_ascii, split_unicode = _compiled(pattern, ASCII).findall, _compiled(pattern, UNICODE).findall
+    split_ascii = re.compile(re.sub("<(.)>", lambda name: ASCII[name[1]], pattern)).findall
+    split_unicode = re.compile(re.sub("<(.)>", lambda name: UNICODE[name[1]], pattern)).findall
     normalizes, characters = bool(description["normalizer"]), Characters()
 
     def split(text: str) -> list[str] | None:
@@ -181,10 +182,6 @@ def _odd(characters: str) -> set[str]:
         found = pre_tokenizers.Split(Regex(theirs), "removed", invert=True).pre_tokenize_str(characters)
         odd |= {*"".join(match for match, _ in found)} ^ {*re.findall(UNICODE[ours], characters)}
     return odd
-
-
-def _compiled(pattern: str, classes: dict[str, str]) -> re.Pattern[str]:
-    return re.compile(re.sub("<(.)>", lambda name: classes[name[1]], pattern))
 
 
 def _pattern_of(description: dict[str, Any]) -> str:
