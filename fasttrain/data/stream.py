@@ -77,7 +77,10 @@ class TokenStream:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Where documents begin within windows: the row, and the offset in it from 1 to T, both ascending."""
         if self.document_ends is None:
-            return self._separators(windows)
+            if self.separator is None:
+                return np.empty(0, np.int64), np.empty(0, np.int64)
+            rows, offsets = np.divmod(np.flatnonzero(windows[:, 1:] == self.separator), windows.shape[1] - 1)
+            return rows, offsets + 1
         # int64 starts: numpy would convert the whole index to the type of other ones
         first = self.document_ends.searchsorted(starts, side="right")
         stop = self.document_ends.searchsorted(starts + (windows.shape[1] - 1), side="right")
@@ -88,12 +91,6 @@ class TokenStream:
         if self.separator is None:
             return rows, offsets
         return self._moved_to_separators(rows, offsets, windows)
-
-    def _separators(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if self.separator is None:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        rows, offsets = np.divmod(np.flatnonzero(windows[:, 1:] == self.separator), windows.shape[1] - 1)
-        return rows, offsets + 1
 
     def _moved_to_separators(
         self, rows: np.ndarray, offsets: np.ndarray, windows: np.ndarray

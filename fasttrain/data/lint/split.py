@@ -71,11 +71,9 @@ class Lintable(Protocol):
     """A dataset, as far as the linter asks."""
 
     path: Path
+    vocab: int
+    splits: list[str]
 
-    @property
-    def vocab(self) -> int: ...
-    @property
-    def splits(self) -> list[str]: ...
     def split(self, name: str) -> Any: ...  # a TokenStream
     def tokenizer(self) -> Tokenizer | None: ...
 
