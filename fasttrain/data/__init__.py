@@ -9,17 +9,16 @@ from fasttrain.data.datasets import (
     AnyDataset,
     TrainingData,
     described_by,
-    open_data,
     open_dataset,
     tokenizers_differ,
     training_data,
 )
-from fasttrain.data.formats import Described, ExternalDataset
+from fasttrain.data.formats.dataset import Described, ExternalDataset
 from fasttrain.data.stream import TokenStream
 from fasttrain.data.writer import DatasetWriter, holds_out
 
 __all__ = [
     "IGNORED", "AnyDataset", "Batch", "Batches", "DataCursor", "Dataset", "DatasetWriter", "Described",
     "ExternalDataset", "MixtureComponent", "Prefetcher", "Skip", "TokenStream", "TrainingData", "described_by",
-    "holds_out", "open_data", "open_dataset", "standard_library", "tokenizers_differ", "training_data",
+    "holds_out", "open_dataset", "standard_library", "tokenizers_differ", "training_data",
 ]  # fmt: skip

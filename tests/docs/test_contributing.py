@@ -93,7 +93,7 @@ def test_an_optimizer_is_a_module_and_a_row(monkeypatch: pytest.MonkeyPatch) -> 
     module.make = lambda model, optim, device: torch.optim.SGD([dict(name="all", params=model.parameters(), lr=1.0)])
     monkeypatch.setitem(sys.modules, "fake_optimizer", module)
     row = OptimizerRow("fake_optimizer", matrix_bytes=0, other_bytes=2, whole_matrices=7, matrix_flops=10**6)
-    monkeypatch.setitem(OPTIMIZERS, "fake", row)
+    monkeypatch.setitem(OPTIMIZERS, "fake", row)  # type: ignore[misc]
     fake: Any = OptimConfig(kind="fake", lr=0.5, warmup=0)  # type: ignore[arg-type]
     optimizer = make_optimizer(nn.Linear(2, 2), fake, torch.device("cpu"))
     assert (set_learning_rate(optimizer, fake, 0, 10), optimizer.param_groups[0]["lr"]) == (0.5, 1.5)
