@@ -1,7 +1,5 @@
 """The configuration of a run: frozen dataclasses, one section for each consumer. fasttrain.cli.parse reads them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from pathlib import Path

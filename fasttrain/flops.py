@@ -3,8 +3,6 @@
 C hidden, H heads, D head_dim, F ffn, L layers, T tokens of a sequence, V vocabulary.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from fasttrain import config

@@ -1,7 +1,5 @@
 """The optimizers: what builds each, and what it needs. No torch, since the configuration and `plan` read it too."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 OptimizerKind = Literal["adamw", "muon"]

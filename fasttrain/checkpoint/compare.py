@@ -1,7 +1,5 @@
 """How two checkpoints differ: tensor by tensor and bit by bit, whatever numbers of ranks wrote them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

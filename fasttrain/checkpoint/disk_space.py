@@ -4,8 +4,6 @@ What the file system says is free may still be less than that: quotas do not sho
 finds enough space can fail all the same, and says so; this only makes it rare and early.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from itertools import accumulate

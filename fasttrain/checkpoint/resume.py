@@ -5,8 +5,6 @@ not: the checkpoint has no place for them. Everything else may, and every differ
 batches change in size, sequence or datasets continues in each dataset where it was: `DataCursor`.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Retention: which checkpoints may go once a new one is committed, and how they go."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

@@ -11,8 +11,6 @@ skipped for an infinite gradient, say), it takes a step to get one: from then on
 because somebody saved. And what it restores includes the settings.
 """
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 DCP by itself syncs its metadata before they have left Python's buffer, and never reads back what it wrote.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A module is imported when its command is called, and imports torch once its argu
 mistake waits for seconds.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import sys

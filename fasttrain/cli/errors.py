@@ -1,7 +1,5 @@
 """User errors: what the user can fix, or has ended, is said in one line, without a traceback."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

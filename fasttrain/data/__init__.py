@@ -1,7 +1,5 @@
 """Which tokens a step trains on. docs/data.md explains the files, the order, and how a batch is made."""
 
-from __future__ import annotations
-
 from fasttrain.data.batches import IGNORED, Batch, Batches, DataCursor, MixtureComponent, Prefetcher, Skip
 from fasttrain.data.corpus import standard_library
 from fasttrain.data.dataset import Dataset

@@ -4,8 +4,6 @@ Built once, in seconds, in the user's cache: ~/.cache/fasttrain, or $XDG_CACHE_H
 decides about its content: the version of Python, the size of the vocabulary, and the recipe below.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

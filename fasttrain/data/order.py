@@ -18,8 +18,6 @@ epochs. A part that has reached its limit drops out, at a sample that is known i
 place by their weights. Between two such samples lies a phase, in which the mixture stays as it is.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from bisect import bisect_right

@@ -1,7 +1,5 @@
 """Writing a dataset: documents go to a directory with a temporary name, which gets its own name once it is whole."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

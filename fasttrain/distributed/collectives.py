@@ -4,8 +4,6 @@ A rank that fails alone leaves the others waiting for it in their next collectiv
 So each call ends with one exchange, in which a rank brings its result or its error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

@@ -10,8 +10,6 @@ forward to the end of backward: with a tied head, both ends of a step need them.
 averaged: the loss is divided by the valid tokens of all ranks before backward (fasttrain.train.step).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

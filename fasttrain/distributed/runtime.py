@@ -8,8 +8,6 @@ before it, and glibc would give blocks beyond 32 MB back to the system. The next
 4 KB of them, 10,000 to 50,000 in a step of a small model.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

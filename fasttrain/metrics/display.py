@@ -11,8 +11,6 @@ the loss since the process started (Sparkline).
 A narrow terminal gets fewer figures. One that is gone, or a full disk, costs lines, with one warning, and not the run.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import deque

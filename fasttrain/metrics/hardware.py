@@ -9,8 +9,6 @@ figures, which data sheets print first, are twice that and nothing that trains r
 measured.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import platform

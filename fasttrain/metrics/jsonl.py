@@ -10,8 +10,6 @@ writing. A resumed run goes back to its checkpoint and writes some steps again: 
 the file keeps what happened.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -4,8 +4,6 @@ JSON lines are always written. The other sinks are for looking on, and no run di
 class with the four methods of Sink, and a line in SINKS: docs/metrics.md has an example.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """What there is to log: the figures of a step, of a validation, and lines for the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -17,8 +17,6 @@ GPU, and what the host does meanwhile costs nothing. Nobody waits for a mark; wh
 waits for its end, so a loop asks for those of the step before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from time import perf_counter

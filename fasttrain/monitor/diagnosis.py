@@ -1,7 +1,5 @@
 """Bad data or bad weights? Batches before a spike are replayed on restored weights."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence

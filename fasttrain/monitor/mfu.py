@@ -5,8 +5,6 @@ where the step timer shows them. Otherwise they are rules of thumb, and say "est
 for what to try first. What all causes together do not explain is said too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace

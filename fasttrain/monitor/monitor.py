@@ -3,8 +3,6 @@
 What is monitored are sums over all ranks, so that every rank comes to the same conclusion at the same step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any

@@ -6,8 +6,6 @@ loss is ln(vocab) + half of it. With a tied head, the logit of the token just re
 init_std, the less the more blocks add to the embedding. Anything else is a defect of loss, data or initial weights.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

@@ -13,8 +13,6 @@ with the largest excess besides waiting, if it is alone with it; and the phase i
 longer and all wait longer, the waiting itself is the cause: the network.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence

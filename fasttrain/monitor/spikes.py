@@ -16,8 +16,6 @@ Values of a spike stay in the windows, so that a level which remains becomes the
 Everything is a function of the values observed. They are sums over all ranks, so all ranks decide alike.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Literal

@@ -4,8 +4,6 @@ Weights of two or more dimensions decay, embedding and head among them; norms an
 the head as well, and decay is what bounds its logits.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

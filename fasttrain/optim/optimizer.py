@@ -16,8 +16,6 @@ The settings of every group are written anew at each step, so that a checkpoint 
 but never a learning rate: a run that is resumed with changed settings uses the changed ones.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from importlib import import_module

@@ -9,8 +9,6 @@ Sets are scored as a run validates itself, on as much of each as is asked for. T
 lm-evaluation-harness (harness.py).
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

@@ -12,8 +12,6 @@ by thread; on a GPU that of the kernels that it launched, which carry its number
 the profiled steps began: weights, and what else was there before, are not in a trace.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

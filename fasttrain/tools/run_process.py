@@ -1,7 +1,5 @@
 """Runs as processes, started as a user starts them: to the end, or killed on the way. None is left behind."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

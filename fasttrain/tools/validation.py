@@ -4,8 +4,6 @@ Every validation of a set sees the same samples, whatever the number of ranks: t
 micro-batches of one shape, and what is missing in the last ones is filled with samples that do not count.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -9,8 +9,6 @@
 losses of `whole` within rounding. Each rank draws its own dropout: `moved` goes without, and is compared with `calm`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

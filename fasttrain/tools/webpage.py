@@ -2,8 +2,6 @@
 axes by powers of ten or linear.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

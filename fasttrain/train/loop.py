@@ -1,7 +1,5 @@
 """The training loop: batch -> step -> record -> monitor -> control, and between steps: validate, save, roll back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from fasttrain.checkpoint import Checkpoints

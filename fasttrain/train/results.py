@@ -1,7 +1,5 @@
 """Results of steps: read while the next step is already under way, so that the host never waits for the device."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from fasttrain.flops import flops_per_token

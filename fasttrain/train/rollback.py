@@ -7,8 +7,6 @@ The damage was done by an update before the loss rose, so a few steps before the
 checkpoint from before them. Later ones are quarantined, not deleted.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 from fasttrain.checkpoint import Checkpoint, committed_paths, list_checkpoints, newest_valid, quarantine, restore

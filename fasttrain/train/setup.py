@@ -1,7 +1,5 @@
 """Everything before the first step: data -> model -> optimizer -> progress, new or from a checkpoint."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -8,8 +8,6 @@ so it does not depend on how ranks and micro-batches split the step. Every rank'
 step and rank: there is none to save, and a step that is repeated draws the same dropout.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

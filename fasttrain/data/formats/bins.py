@@ -7,8 +7,6 @@ number of tokens, zeros), then the tokens; documents begin with the separator.
 All numbers are little-endian. Nothing else is known of these files, so that a document begins at every separator.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple

@@ -10,8 +10,6 @@ A header of 34 bytes leaves every number unaligned, and NumPy searches aligned a
 index. So the search is written out here, and reads some pages.
 """
 
-from __future__ import annotations
-
 import mmap
 import struct
 from pathlib import Path

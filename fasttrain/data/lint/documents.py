@@ -1,7 +1,5 @@
 """Checks of documents: the index in ascending order, one separator before each document, and their lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the linter found: one finding for each check and split, and the report of all."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

@@ -5,8 +5,6 @@ B. With the sums S of r[x[i]] * B**i up to each place of a chunk, that is (S[b] 
 chunk cost one pass. A bounded sample of hashes still knows how many are alike.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cached_property
 

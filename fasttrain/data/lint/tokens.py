@@ -3,8 +3,6 @@
 Does a sample decode, was its text decoded rightly before, and does it encode to the same tokens again?
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from functools import cached_property

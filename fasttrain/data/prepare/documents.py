@@ -4,8 +4,6 @@ Workers count lines from the start of their chunk; only the process that sees al
 file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

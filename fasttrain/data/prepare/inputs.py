@@ -5,8 +5,6 @@ through a library with caches of its own (Parquet) is read here, and goes to the
 ends does not depend on the number of workers, nor on where a preparation was interrupted.
 """
 
-from __future__ import annotations
-
 import glob
 import importlib
 import os

@@ -1,7 +1,5 @@
 """What a preparation has written so far, and how to resume from it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path

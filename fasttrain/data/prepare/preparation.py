@@ -6,8 +6,6 @@ synced, and the progress file says how far that is: a killed preparation resumes
 bytes.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import hashlib

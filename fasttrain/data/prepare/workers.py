@@ -1,7 +1,5 @@
 """Chunks to tokens, in several processes: results come in the order of the chunks."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -4,8 +4,6 @@ Every question is a function that yields findings. None of them needs what it as
 without a compiler, is told so.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -2,8 +2,6 @@
 it has, every op once against its reference in float64, and how fast matmuls, copies in memory and the disk are.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Versions, the compiler, optional packages, and the variables that NCCL, CUDA and torch listen to."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

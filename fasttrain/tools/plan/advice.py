@@ -4,8 +4,6 @@ largest model that a card can train.
 Everything here calls estimate() again with other settings, so that advice can never say what the plan would not.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

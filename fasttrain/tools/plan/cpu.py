@@ -4,8 +4,6 @@ No table knows the machine that this runs on, and two seconds of measuring do. A
 at most 2,048 tokens; its time for the others, and for the other blocks, is by proportion.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import statistics

@@ -1,7 +1,5 @@
 """A plan: the arithmetic of a run, its memory, its time and money, in one object; and whether it can be."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 

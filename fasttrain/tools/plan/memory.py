@@ -16,8 +16,6 @@ next one; in backward the fp32 gradients of the block before, on their way. Test
 FSDPMemTracker (tests/fasttrain/tools/plan/tracked.py), and against the peak of real steps on a CPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """A plan as a page: one file, no network, with the memory through a step and the speed over numbers of GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A plan on the terminal: tables, and a bar for the memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate

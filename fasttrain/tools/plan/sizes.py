@@ -5,8 +5,6 @@ A contradiction is a sentence with the two values, and the setting that mends it
 ask the same function. Of the data, if it is here, a plan asks how many tokens there are, and the vocabulary.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

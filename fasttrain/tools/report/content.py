@@ -1,7 +1,5 @@
 """The data of the page about each run: plain, decimated, in the units that the page shows."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections.abc import Callable, Sequence

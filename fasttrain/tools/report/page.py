@@ -4,8 +4,6 @@ Whatever a run has written is data in it, never markup: the scripts put it in as
 script run but its own, and no request leave.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

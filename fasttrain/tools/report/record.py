@@ -2,8 +2,6 @@
 has finished, was stopped or has failed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
