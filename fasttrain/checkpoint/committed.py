@@ -12,11 +12,13 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from fasttrain.checkpoint.metadata import read_metadata
 from fasttrain.distributed.collectives import RanksFailed, on_all, on_main, rank_in
 from fasttrain.fs import FileChecksum, HashedFile
 from fasttrain.rundir import RunDir
@@ -69,16 +71,30 @@ class Checkpoint:
         if content.pop("sha256", None) != _digest(content):
             raise ValueError(f"checkpoint: {file} is corrupt: its content does not have the sha256 that it states")
         del content["format"], content["version"]
-        files = tuple(FileChecksum(**entry) for entry in content.pop("files"))
-        checkpoint = cls(path=path, files=files, **content)
+        try:
+            files = tuple(FileChecksum(**entry) for entry in content.pop("files"))
+            checkpoint = cls(path=path, files=files, **content)
+            checkpoint._check()
+        except (TypeError, KeyError, ValueError) as error:
+            raise ValueError(f"checkpoint: {file} is not what fasttrain writes: {error}") from None
         if (name := _COMMITTED.fullmatch(path.name)) and int(name[1]) != checkpoint.step:
             raise ValueError(f"checkpoint: {path} holds step {checkpoint.step}; give it its name back")
         return checkpoint
 
+    def _check(self) -> None:
+        kinds = dict(step=int, loss=float | int | None, optimizer=str, scaler=dict, metadata=dict)
+        if wrong := [name for name, kind in kinds.items() if not isinstance(getattr(self, name), kind)]:
+            raise TypeError(f"{wrong[0]} is {getattr(self, wrong[0])!r}")
+        for file in self.files:
+            if not (isinstance(file.name, str) and isinstance(file.size, int) and isinstance(file.sha256, str)):
+                raise TypeError(f"files has {file}")
+            if "/" in file.name or file.name in ("", ".", ".."):  # it could lead anywhere
+                raise ValueError(f"files has {file.name!r}, which is no name of a file beside it")
+
     def verify(self, group: dist.ProcessGroup | None = None) -> None:
         """Raise unless every file is what was written; the ranks of `group`, if any, read a share of the files each."""
         rank, size = (rank_in(group), group.size()) if group else (0, 1)
-        wrong = on_all(group, lambda: _errors(self.path, self.files[rank::size]))
+        wrong = on_all(group, lambda: _errors(self, self.files[rank::size], metadata=rank == 0))
         if errors := [error for theirs in wrong for error in theirs]:
             raise ValueError(f"checkpoint: {'; '.join(errors)}; resume from an earlier one")
 
@@ -163,14 +179,17 @@ def _readable(path: Path) -> Checkpoint | str:
         return str(error)
 
 
-def _errors(directory: Path, files: tuple[FileChecksum, ...]) -> list[str]:
-    found = []
-    for file in files:
+def _errors(checkpoint: Checkpoint, files: tuple[FileChecksum, ...], *, metadata: bool) -> list[str]:
+    checks: list[Callable[[], object]] = [partial(file.check, checkpoint.path) for file in files]
+    if metadata:
+        checks.append(lambda: read_metadata(checkpoint.path, checkpoint.files))
+    found: dict[str, None] = {}  # each once: a corrupt file of metadata is found twice
+    for check in checks:
         try:
-            file.check(directory)
+            check()
         except (ValueError, OSError) as error:  # OSError: the disk itself
-            found.append(str(error))
-    return found
+            found[str(error)] = None
+    return list(found)
 
 
 def _dump(content: dict[str, Any]) -> str:

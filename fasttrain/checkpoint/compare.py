@@ -35,7 +35,7 @@ class Difference:
 
 def names(checkpoint: Checkpoint) -> list[str]:
     """Of the tensors that it holds."""
-    return list(saved_tensors(checkpoint.path))
+    return list(saved_tensors(checkpoint))
 
 
 def differences(one: Checkpoint, other: Checkpoint) -> list[Difference]:
@@ -45,7 +45,7 @@ def differences(one: Checkpoint, other: Checkpoint) -> list[Difference]:
 
 
 def _of_tensors(one: Checkpoint, other: Checkpoint) -> Iterator[Difference]:
-    ones, others = saved_tensors(one.path), saved_tensors(other.path)
+    ones, others = saved_tensors(one), saved_tensors(other)
     for name in ones.keys() ^ others.keys():
         values = ("present", "absent") if name in ones else ("absent", "present")
         yield Difference(tensor=name, index=(), values=values, elements=0, relative=math.inf)

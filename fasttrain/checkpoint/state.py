@@ -12,17 +12,17 @@ because somebody saved. And what it restores includes the settings.
 """
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from fasttrain.checkpoint.committed import Checkpoint
+from fasttrain.checkpoint.metadata import read_metadata
 from fasttrain.distributed.collectives import RanksFailed, on_all
 from fasttrain.model import plain_name
 
@@ -63,7 +63,7 @@ def restore(
             f"checkpoint: {checkpoint.path} was saved with {checkpoint.optimizer}, whose moments "
             f"{type(optimizer).__name__} cannot use; resume with the optim.kind of the run"
         )
-    saved = saved_tensors(checkpoint.path)
+    saved = saved_tensors(checkpoint)
     weights = _weights(model)
     _check_model(checkpoint, {name: tensor.shape for name, tensor in weights.items()}, saved)
     moments = {} if optimizer is None else _empty_optimizer_state(_parameters(model), saved)
@@ -84,9 +84,22 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
     return {plain_name(name): parameter for name, parameter in model.named_parameters()}
 
 
-def saved_tensors(path: Path) -> dict[str, TensorStorageMetadata]:
-    """What the checkpoint in a directory holds, by name."""
-    return dcp.FileSystemReader(path).read_metadata().state_dict_metadata  # type: ignore[return-value]
+class TensorReader(dcp.FileSystemReader):
+    """The one door to a checkpoint's tensors; reads the metadata once, since those of many ranks are long."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint.path)
+        self._metadata = read_metadata(checkpoint.path, checkpoint.files)
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        assert self._metadata.storage_meta
+        self._metadata.storage_meta.load_id = self.load_id
+        return self._metadata
+
+
+def saved_tensors(checkpoint: Checkpoint) -> dict[str, TensorStorageMetadata]:
+    """What a checkpoint holds, by name."""
+    return TensorReader(checkpoint).read_metadata().state_dict_metadata  # type: ignore[return-value]
 
 
 def _empty_optimizer_state(parameters: dict[str, Tensor], saved: dict[str, TensorStorageMetadata]) -> dict[str, Tensor]:
@@ -95,7 +108,10 @@ def _empty_optimizer_state(parameters: dict[str, Tensor], saved: dict[str, Tenso
     for full_name, tensor in saved.items():
         kind, _, rest = full_name.partition(".")
         if kind == "optimizer":
-            parameter, dtype = parameters[rest.rpartition(".")[0]], tensor.properties.dtype
+            name, dtype = rest.rpartition(".")[0], tensor.properties.dtype
+            if name not in parameters:
+                raise ValueError(f"checkpoint: it holds {full_name}, and the model has no {name}; it is of another one")
+            parameter = parameters[name]
             shape = parameter if tensor.size == parameter.shape else torch.empty(tensor.size)
             empty[full_name] = torch.empty_like(shape, dtype=dtype, requires_grad=False)
     return empty
@@ -105,21 +121,26 @@ def load(
     checkpoint: Checkpoint,
     state: dict[str, Any],
     group: dist.ProcessGroup | None,
-    reader: dcp.FileSystemReader | None = None,  # None: a new one
+    reader: TensorReader | None = None,  # None: a new one
 ) -> None:
     """Fill the tensors of a state with what was saved under their names. All ranks of `group` call it."""
 
     def read() -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it should be without a group
-            path = checkpoint.path
-            dcp.load(state, checkpoint_id=path, storage_reader=reader, process_group=group, no_dist=group is None)
+            dcp.load(
+                state,
+                checkpoint_id=checkpoint.path,
+                storage_reader=reader or TensorReader(checkpoint),
+                process_group=group,
+                no_dist=group is None,
+            )
 
     try:
         on_all(group, read)
     except RanksFailed as error:
         text = f"{checkpoint.path} could not be loaded ({error}); verify it, or resume from an earlier one"
-        raise RuntimeError(f"checkpoint: {text}") from None
+        raise ValueError(f"checkpoint: {text}") from None
 
 
 def _set_optimizer_state(

@@ -19,11 +19,9 @@ import tomli_w
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata
 
 from fasttrain.checkpoint import Checkpoint
-from fasttrain.checkpoint.state import load, saved_tensors
+from fasttrain.checkpoint.state import TensorReader, load, saved_tensors
 from fasttrain.config import Config, ModelConfig
 from fasttrain.config_toml import from_toml
 from fasttrain.data import AnyDataset, TrainingData
@@ -52,7 +50,7 @@ class Weights:
         self.checkpoint, self.dtype = checkpoint, dtype
         saved = {
             name.removeprefix("model."): tuple(tensor.size)
-            for name, tensor in saved_tensors(checkpoint.path).items()
+            for name, tensor in saved_tensors(checkpoint).items()
             if name.startswith("model.")
         }
         self.packed = parts(model, {name: size[0] for name, size in saved.items()})  # our tensors: their rows
@@ -95,7 +93,7 @@ class Weights:
 
     def _read(self, most: int) -> Iterator[tuple[str, Tensor]]:
         """All tensors in order; of the checkpoint, so many bytes at a time."""
-        reader = _Reader(self.checkpoint.path)
+        reader = TensorReader(self.checkpoint)
         saved: Any = reader.read_metadata().state_dict_metadata
         names = {f"model.{ours}": rows for ours, rows in self.packed.items()}
         sizes = {name: math.prod(saved[name].size) * saved[name].properties.dtype.itemsize for name in names}
@@ -106,17 +104,6 @@ class Weights:
                 rows = names[name]
                 for theirs, part in zip(rows, state.pop(name).split(list(rows.values())), strict=True):
                     yield theirs, part.to(self.dtype)
-
-
-class _Reader(FileSystemReader):
-    """Reads the metadata once: those that many ranks have left take longer than a few tensors."""
-
-    _metadata: Metadata | None = None
-
-    def read_metadata(self, *args: Any, **options: Any) -> Metadata:
-        if self._metadata is None:
-            self._metadata = super().read_metadata(*args, **options)
-        return self._metadata
 
 
 def _groups(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
@@ -155,7 +142,7 @@ class ExportSource:
 def describe(checkpoint: Checkpoint, tokenizer: str | None = None) -> ExportSource:
     """Read all but the weights. tokenizer: in place of the data's, a tokenizer.json or NO_TOKENIZER."""
     run = checkpoint.path.parent.parent
-    vocab = saved_tensors(checkpoint.path)["model.embedding.weight"].size[0]
+    vocab = saved_tensors(checkpoint)["model.embedding.weight"].size[0]
     data, trouble = _data(run, checkpoint.step)
     if data is None and tokenizer is None:
         raise ValueError(

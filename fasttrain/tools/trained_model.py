@@ -72,7 +72,7 @@ def load_model(
         used = replace(used, path=data, mixture={})
     settings = replace(settings, data=replace(used, tokenizer=tokenizer or used.tokenizer))
     opened = training_data(settings.data)
-    rows = saved_tensors(checkpoint.path)["model.embedding.weight"].size[0]
+    rows = saved_tensors(checkpoint)["model.embedding.weight"].size[0]
     if opened.first.vocab > rows:
         raise ValueError(
             f"{opened.first.path} has a vocabulary of {opened.first.vocab} tokens, and the model {rows}: it was "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -26,6 +28,9 @@ TINY = config.ModelConfig(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16,
 VOCAB = 67  # odd, so that shards differ in size
 FACTS = {"seed": 3, "tokens": 2**60 + 1, "loss": 0.1 + 0.2, "skipped": [[1, 2]], "name": "ä"}
 KEEP_ALL = config.CheckpointConfig(keep_last=99)
+
+
+NO_TENSORS = pickle.dumps(Metadata(state_dict_metadata={}))  # a .metadata that describes nothing
 
 
 class Subject:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fasttrain.checkpoint import Checkpoint, committed_paths, find, list_checkpoints, newest_valid
 from fasttrain.checkpoint.committed import NAME, directory_name
 from fasttrain.fs import HashedFile
+from tests.fasttrain.checkpoint.subject import NO_TENSORS
 
 FACTS = {"seed": 3, "tokens": 2**60 + 1, "loss": 0.1 + 0.2, "nan": float("inf"), "name": "ä", "none": None}
 FILES = ("__0_0.distcp", "__1_0.distcp", ".metadata")
@@ -27,7 +28,8 @@ def make(directory: Path, step: int, *, loss: float | None = None, name: str | N
     records = []
     for number, file_name in enumerate(FILES):
         with HashedFile(path / file_name) as file:
-            file.write(bytes(range(256)) * (number + step % 100 + 1))
+            content = bytes(range(256)) * (number + step % 100 + 1)
+            file.write(NO_TENSORS if file_name == ".metadata" else content)
         records.append(file.checksum())
     checkpoint = Checkpoint(
         path=path, step=step, loss=loss, optimizer="AdamW", scaler={}, metadata=FACTS, files=tuple(records)

@@ -12,12 +12,13 @@ import torch.distributed.checkpoint as dcp
 
 from fasttrain.checkpoint import Checkpoint, compare
 from fasttrain.checkpoint.compare import Difference, differences, names
+from fasttrain.fs import FileChecksum, sha256_of
 
 
 def saved(path: Path, changed: dict[str, torch.Tensor] | None = None, scale: float = 2.0) -> Checkpoint:
     dcp.save(state() | (changed or {}), checkpoint_id=path, no_dist=True)
-    scaler = {"scale": scale}
-    return Checkpoint(path=path, step=3, loss=None, optimizer="AdamW", scaler=scaler, metadata={}, files=())
+    files = tuple(FileChecksum(name=f.name, size=f.stat().st_size, sha256=sha256_of(f)) for f in path.iterdir())
+    return Checkpoint(path=path, step=3, loss=None, optimizer="A", scaler={"scale": scale}, metadata={}, files=files)
 
 
 def state() -> dict[str, torch.Tensor]:

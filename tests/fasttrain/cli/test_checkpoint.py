@@ -13,16 +13,18 @@ from fasttrain import cli
 from fasttrain.checkpoint import Checkpoint, Checkpoints, list_checkpoints
 from fasttrain.fs import HashedFile, exclusive_lock
 from fasttrain.rundir import RunDir
-from tests.fasttrain.checkpoint.subject import KEEP_ALL, Subject, gloo
+from tests.fasttrain.checkpoint.subject import KEEP_ALL, NO_TENSORS, Subject, gloo
 
 
 def save(run: Path, step: int, loss: float | None = None, again: int = 1) -> Path:
-    """A checkpoint with one file of 2,000 bytes."""
+    """A checkpoint with a file of 2,000 bytes, and metadata of 150."""
     path = run / "checkpoints" / (f"step-{step:08}" + (f"-{again}" if again > 1 else ""))
     path.mkdir(parents=True)
     with HashedFile(path / "weights") as file:
         file.write(bytes([step % 256]) * 2000)
-    metadata, files = {"world_size": 4}, (file.checksum(),)
+    with HashedFile(path / ".metadata") as described:
+        described.write(NO_TENSORS)
+    metadata, files = {"world_size": 4}, (file.checksum(), described.checksum())
     Checkpoint(path=path, step=step, loss=loss, optimizer="AdamW", scaler={}, metadata=metadata, files=files).write()
     return path
 
@@ -65,11 +67,11 @@ def test_list_shows_step_loss_size_and_which_is_best(run: Path, capsys: pytest.C
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:6]] == ["100", "200", "300", "400", "500"]
     assert "2.5000" in lines[2]
-    assert "2.0 kB" in lines[2]
+    assert "2.2 kB" in lines[2]
     assert lines[2].rstrip().endswith("4      best")
     assert lines[5].rstrip().endswith("newest")
     assert "5 in" in lines[-1]
-    assert "10.0 kB" in lines[-1]
+    assert "10.8 kB" in lines[-1]
 
 
 def test_list_names_what_cannot_be_read(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,10 +125,10 @@ def test_verify_reads_what_the_trainer_saves(tmp_path: Path, group: dist.Process
 
 def test_prune_keeps_the_newest_and_the_best(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("prune", run, "--keep", 2, "--dry-run") == 0
-    assert "3 stay, 2 would go: 4.0 kB" in capsys.readouterr().out
+    assert "3 stay, 2 would go: 4.3 kB" in capsys.readouterr().out
     assert steps(run) == [100, 200, 300, 400, 500]
     assert call("prune", run, "--keep", 2) == 0
-    assert "3 stay, 2 deleted: 4.0 kB" in capsys.readouterr().out
+    assert "3 stay, 2 deleted: 4.3 kB" in capsys.readouterr().out
     assert steps(run) == [200, 400, 500]
 
 
