@@ -37,8 +37,11 @@ def on_all(group: dist.ProcessGroup | None, work: Callable[[], T]) -> list[T]:
     try:
         result = work()
     except CheckpointException as error:  # torch's, which every rank gets, with the errors of all
+        for cause, _ in error.failures.values():
+            if isinstance(cause, KeyboardInterrupt | SystemExit):  # Ctrl-C is no damage
+                raise cause from None
         failures = {rank: text_of(cause) for rank, (cause, _) in error.failures.items()}
-    except BaseException as error:
+    except Exception as error:
         failures = {rank_in(group): text_of(error)}
     everyone = _exchange(group, (result, failures))
     failures = {rank: cause for _, theirs in everyone for rank, cause in theirs.items()}

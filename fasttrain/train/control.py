@@ -82,9 +82,12 @@ class Control:
         return Decision.EXIT
 
     def decide_on_save(self, *, due: bool) -> Decision:
-        """Save if it is due, or if the last save failed and all ranks know it; due: a checkpoint is."""
+        """Save if it is due, or if the last save failed and all ranks know it.
+
+        due: a checkpoint is. All ranks have waited for the last save then, and know the same of it.
+        """
         settings, step = self._state.settings, self._state.progress.step
-        if self._failed_at > self._begun_at:
+        if self._failed_at > self._begun_at or (due and self.save_failure):
             self._failures += 1
             if self._failures > settings.checkpoint.retries:
                 self._begun_at = step

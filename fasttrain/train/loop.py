@@ -53,6 +53,7 @@ def train(
             decision = handle_anomaly(state, control, results, loader, news)
             ends = control.is_ending  # after a rollback it is not
             if decision is Decision.CONTINUE:
+                news += control.poll_saves(wait=saves)  # a save waits for the one before anyway
                 decision = control.decide_on_save(due=saves)
                 if decision is Decision.SAVE:
                     control.save(loss)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from fasttrain.cli import main
 from fasttrain.cli.errors import interruptible, user_errors
 
 SLEEPER = """
@@ -93,3 +94,15 @@ def test_help_at_any_width(command, width):
     done = subprocess.run(argv, env=os.environ | {"COLUMNS": width}, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--recipe" in done.stdout or command[0] == "data"
+
+
+def test_ctrl_c_while_a_checkpoint_is_read_is_no_damage(small_run, tmp_path, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fasttrain.checkpoint.state.TensorReader.read_data", interrupted)
+    with pytest.raises(SystemExit) as end:
+        main(["export", str(small_run), "--out", str(tmp_path / "exported")])
+    assert end.value.code == 128 + signal.SIGINT
+    assert capsys.readouterr().err.splitlines()[-1] == "fasttrain export: interrupted"
+    assert list(tmp_path.iterdir()) == []
