@@ -38,7 +38,7 @@ def on_all(group: dist.ProcessGroup | None, work: Callable[[], T]) -> list[T]:
         result = work()
     except CheckpointException as error:  # torch's, which every rank gets, with the errors of all
         for cause, _ in error.failures.values():
-            if isinstance(cause, KeyboardInterrupt | SystemExit):  # Ctrl-C is no damage
+            if isinstance(cause, KeyboardInterrupt | SystemExit):  # Ctrl-C is no corruption
                 raise cause from None
         failures = {rank: text_of(cause) for rank, (cause, _) in error.failures.items()}
     except Exception as error:
