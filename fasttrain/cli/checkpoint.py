@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.markup import escape
 
+from fasttrain.bounds import Bounds
 from fasttrain.cli.options import RUN, RUN_DIRECTORY, command, console, flag, number, table
 from fasttrain.units import disk_size
 
@@ -66,7 +67,7 @@ def verify_command(options: argparse.Namespace) -> int:
     "checkpoint prune",
     "Delete old checkpoints of a run that is not being trained. The newest valid ones and the best stay.",
     RUN_DIRECTORY,
-    number("--keep", "the newest valid ones", least=1, required=True),
+    number("--keep", "the newest valid ones", Bounds(1, 10**6), required=True),
     flag("--dry-run", "only show what would go"),
 )
 def prune_command(options: argparse.Namespace) -> int:

@@ -158,8 +158,6 @@ class SlowdownDetector:
     """Compares the table of all ranks with the run's own past. Of a process: another one may be on other machines."""
 
     def __init__(self, phases: Sequence[str], sensors: Sequence[str] = (), *, threshold: float = 0.2) -> None:
-        if threshold <= 0:
-            raise ValueError(f"slowdown: threshold ({threshold}) must be above 0, as 0.2 for 20%")
         self._phases, self._sensors, self._threshold = tuple(phases), tuple(sensors), threshold
         self._past: list[np.ndarray] = []
         self._reported = 0.0  # excess of a step, as a share; 0: none

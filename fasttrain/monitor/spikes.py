@@ -48,11 +48,9 @@ class SpikeDetector:
         self,
         *,
         window: int = 256,  # steps that say what noise is usual
-        first: int = 96,  # steps at the start of a run in which only values that are not finite count
+        first: int = 96,  # 2 * _RECENT or more: steps at the start in which only values that are not finite count
         scaled: bool = False,  # fp16: an infinite norm with a finite loss is the loss scale's business
     ) -> None:
-        if first < 2 * _RECENT:
-            raise ValueError(f"spikes: first ({first}) must be at least {2 * _RECENT}, to know the noise")
         self._series = {name: _Series(name, window, first) for name in (LOSS, NORM)}
         self._scaled, self._skipped = scaled, 0
 

@@ -159,39 +159,6 @@ def test_rates_rise_to_the_peak_and_then_only_fall(
     assert all(a >= b - 1e-12 for a, b in itertools.pairwise(rates[warmup:]))
 
 
-@pytest.mark.parametrize(
-    ("changes", "step", "steps", "message"),
-    [
-        (
-            dict(warmup=20),
-            0,
-            20,
-            "optim.warmup (20) must be shorter than the run, batch.steps (20): lower optim.warmup or train for longer",
-        ),
-        (dict(warmup=-1), 0, 20, "optim.warmup (-1) must be at least 0; 0 starts at the peak"),
-        (dict(final=1.5), 0, 90, "optim.final (1.5) is a fraction of optim.lr, from 0 to 1"),
-        (
-            dict(schedule="wsd", decay_fraction=0.0),
-            0,
-            90,
-            "optim.decay_fraction (0.0) is a share of the run: above 0, at most 1",
-        ),
-        (
-            dict(schedule="wsd", decay_fraction=0.9),
-            0,
-            90,
-            "optim.warmup (20) and the decay (optim.decay_fraction 0.9 of 90 steps) are longer than the run together: "
-            "lower one of them",
-        ),
-        ({}, -1, 90, "learning_rate: step (-1) must be at least 0 and steps (90) at least 1"),
-    ],
-)
-def test_a_schedule_that_cannot_be_is_an_error(changes: dict[str, Any], step: int, steps: int, message: str) -> None:
-    with pytest.raises(ValueError) as error:
-        learning_rate(optim(**changes), step, steps)
-    assert str(error.value) == message
-
-
 def test_settings_of_a_step_come_from_the_configuration_and_not_from_a_checkpoint() -> None:
     model = Net()
     section = optim(kind="muon", lr=1e-3, muon_lr=0.02, warmup=3, weight_decay=0.1)

@@ -171,7 +171,7 @@ def test_prune_tells_what_it_cannot_delete(run: Path, capsys: pytest.CaptureFixt
         (["verify", "RUN@7"], "has no checkpoint of step '7'; it has 100, 200, 300, 400, 500"),
         (["verify", "RUN/checkpoints/step-00000007"], "does not exist; name a run, RUN@STEP"),
         (["prune", "RUN"], "--keep"),
-        (["prune", "RUN", "--keep", "0"], "--keep: '0' must be a whole number of at least 1"),
+        (["prune", "RUN", "--keep", "0"], "--keep: '0' must be a whole number from 1 to 1_000_000"),
     ],
 )
 def test_mistakes(run: Path, capsys: pytest.CaptureFixture[str], words: list[str], error: str) -> None:
