@@ -23,7 +23,7 @@ from fasttrain.distributed.parallelize import parallelize
 from fasttrain.distributed.runtime import keep_freed_memory
 from fasttrain.hf.names import huggingface_config, to_huggingface
 from fasttrain.model import Decoder
-from fasttrain.optim import clip, make_optimizer
+from fasttrain.optim.optimizer import clip, make_optimizer
 from fasttrain_kernels import rotary_table
 
 MODEL, BATCH, SEQUENCE = ModelConfig(), 8, 256

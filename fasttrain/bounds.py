@@ -1,7 +1,5 @@
 """Bounds of numbers: stated where a number is declared, as Annotated[int, Bounds(1, 9)]; checked before all else."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache

@@ -1,13 +1,12 @@
 """The configuration of a run: frozen dataclasses, one section for each consumer. fasttrain.cli.parse reads them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from fasttrain.bounds import Bounded, Bounds
+from fasttrain.optimizers import OptimizerKind
 from fasttrain.units import plural
 
 # Ends that no run comes near, and at which arithmetic and plans still work
@@ -149,7 +148,7 @@ class BatchConfig(Bounded):
 class OptimConfig(Bounded):
     """The optimizer and its learning rate."""
 
-    kind: Literal["adamw", "muon"] = "adamw"
+    kind: OptimizerKind = "adamw"
     """muon: for the matrices of blocks, AdamW for everything else."""
     lr: Annotated[float, RATE] = 1e-3
     """Peak learning rate."""

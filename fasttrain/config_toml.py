@@ -1,7 +1,5 @@
 """The configuration as TOML: how a run stores it, and how a stored one is read."""
 
-from __future__ import annotations
-
 import dataclasses
 import textwrap
 import tomllib

@@ -3,11 +3,10 @@
 C hidden, H heads, D head_dim, F ffn, L layers, T tokens of a sequence, V vocabulary.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from fasttrain import config
+from fasttrain.optimizers import OPTIMIZERS, OptimizerKind
 
 # Seconds of the host to call the ops of a block's forward pass, by device and whether it is compiled: about ten fused
 # ops or thirty on a GPU (a rule of thumb). Backward takes twice that.
@@ -37,10 +36,15 @@ def num_parameters(model: config.ModelConfig, vocab: int) -> Parameters:
     return Parameters(embedding=table, head=head, blocks=blocks, total=table + model.hidden + blocks + head)
 
 
-def state_bytes(model: config.ModelConfig, vocab: int, *, muon: bool) -> int:
-    """What a checkpoint holds: weights and AdamW's two moments in fp32; Muon has one moment of its matrices."""
-    saved = model.layers * block_matrices(model) if muon else 0
-    return 12 * num_parameters(model, vocab).total - 4 * saved
+def optimizer_bytes(model: config.ModelConfig, vocab: int, kind: OptimizerKind) -> int:
+    """What an optimizer keeps of all parameters."""
+    row, matrices = OPTIMIZERS[kind], model.layers * block_matrices(model)
+    return row.matrix_bytes * matrices + row.other_bytes * (num_parameters(model, vocab).total - matrices)
+
+
+def state_bytes(model: config.ModelConfig, vocab: int, kind: OptimizerKind) -> int:
+    """What a checkpoint holds: weights in fp32, and the optimizer's state."""
+    return 4 * num_parameters(model, vocab).total + optimizer_bytes(model, vocab, kind)
 
 
 def flops_per_token(model: config.ModelConfig, vocab: int, sequence: int) -> int:

@@ -1,7 +1,5 @@
 """The GPUs of gpus.toml, by name or by what the driver calls a card. Nothing here needs a GPU, or torch."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import tomllib

@@ -25,24 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import fasttrain_kernels as kernels
 from fasttrain import config
 from fasttrain.data import IGNORED
-from fasttrain.flops import Parameters, flops_per_token, num_parameters
-from fasttrain_kernels import (
-    Linear,
-    TokenStats,
-    add_rms_norm,
-    attention,
-    linear,
-    linear_cross_entropy,
-    linear_cross_entropy_stats,
-    qk_norm_rope,
-    rms_norm,
-    rotary_table,
-    swiglu,
-)
-
-__all__ = ["Block", "Decoder", "Head", "Loss", "Parameters", "flops_per_token", "num_parameters"]
 
 _CUT = 3.0  # initial weights lie within so many standard deviations
 _INIT_ROWS = 128  # that one seed initialises: a rank draws the rows of its shard, and at most so many around them
@@ -74,13 +59,13 @@ class Block(nn.Module):
         self.eps = model.norm_eps
         self.dropout = model.dropout
         self.attention_dropout = model.attention_dropout
-        self.qkv = Linear(C, sum(self.heads) * D, bias=False)
+        self.qkv = kernels.Linear(C, sum(self.heads) * D, bias=False)
         self.q_norm = nn.Parameter(torch.empty(D)) if model.qk_norm else None
         self.k_norm = nn.Parameter(torch.empty(D)) if model.qk_norm else None
-        self.attention_out = Linear(model.heads * D, C, bias=False)
+        self.attention_out = kernels.Linear(model.heads * D, C, bias=False)
         self.ffn_norm = nn.Parameter(torch.empty(C))
-        self.gate_up = Linear(C, 2 * model.ffn, bias=False)
-        self.down = Linear(model.ffn, C, bias=False)
+        self.gate_up = kernels.Linear(C, 2 * model.ffn, bias=False)
+        self.down = kernels.Linear(model.ffn, C, bias=False)
         self.next_norm = nn.Parameter(torch.empty(C))  # of what the next block, or the head, reads
         # Rows of the matrices that a packed one consists of: Muon treats each by itself.
         self.muon_splits = {"qkv.weight": [n * D for n in self.heads], "gate_up.weight": [model.ffn, model.ffn]}
@@ -102,16 +87,16 @@ class Block(nn.Module):
             )
         heads = self.qkv(normed).unflatten(-1, (sum(self.heads), self.head_dim))
         q, k, v = heads.split(self.heads, dim=-2)
-        q, k = qk_norm_rope(q, k, self.q_norm, self.k_norm, cos, sin, positions=positions, eps=self.eps)
+        q, k = kernels.qk_norm_rope(q, k, self.q_norm, self.k_norm, cos, sin, positions=positions, eps=self.eps)
         heads = self._attend(q, k, v, cu_seqlens) if past is None else past.attend(q, k, v)
         attended = self.attention_out(heads.flatten(-2))
-        normed, residual = add_rms_norm(self._drop(attended), residual, self.ffn_norm, eps=self.eps)
-        fed = self.down(swiglu(self.gate_up(normed)))
-        return add_rms_norm(self._drop(fed), residual, self.next_norm, eps=self.eps)
+        normed, residual = kernels.add_rms_norm(self._drop(attended), residual, self.ffn_norm, eps=self.eps)
+        fed = self.down(kernels.swiglu(self.gate_up(normed)))
+        return kernels.add_rms_norm(self._drop(fed), residual, self.next_norm, eps=self.eps)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> Tensor:  # (B, T, H, D)
         if not (self.training and self.attention_dropout):
-            return attention(q, k, v, cu_seqlens=cu_seqlens)
+            return kernels.attention(q, k, v, cu_seqlens=cu_seqlens)
         if cu_seqlens is not None:
             raise ValueError(
                 f"Block: attention_dropout {self.attention_dropout} cannot be combined with cu_seqlens; set "
@@ -139,16 +124,16 @@ class Head(nn.Module):
         self.z_loss = z_loss
 
     def forward(self, normed: Tensor, targets: Tensor, tied: Tensor | None) -> Loss:  # (B, T, C), (B, T), (V, C)
-        loss_sum = linear_cross_entropy(
+        loss_sum = kernels.linear_cross_entropy(
             normed, self._weight(tied), targets, ignore_index=IGNORED, z_loss=self.z_loss, reduction="sum"
         )
         return Loss(loss_sum, (targets != IGNORED).sum())
 
-    def stats(self, normed: Tensor, targets: Tensor, tied: Tensor | None) -> TokenStats:  # (B, T) each
-        return linear_cross_entropy_stats(normed, self._weight(tied), targets, ignore_index=IGNORED)
+    def stats(self, normed: Tensor, targets: Tensor, tied: Tensor | None) -> kernels.TokenStats:  # (B, T) each
+        return kernels.linear_cross_entropy_stats(normed, self._weight(tied), targets, ignore_index=IGNORED)
 
     def logits(self, normed: Tensor, tied: Tensor | None) -> Tensor:  # (B, T, V)
-        return linear(normed, self._weight(tied))
+        return kernels.linear(normed, self._weight(tied))
 
     def _weight(self, tied: Tensor | None) -> Tensor:  # (V, C)
         weight = tied if self.weight is None else self.weight
@@ -195,7 +180,7 @@ class Decoder(nn.Module):
 
     def stats(
         self, tokens: Tensor, targets: Tensor, cu_seqlens: Tensor | None = None, positions: Tensor | None = None
-    ) -> TokenStats:  # (B, T) each
+    ) -> kernels.TokenStats:  # (B, T) each
         """Loss (without z-loss), lse, entropy and hit of every token. No gradient."""
         with torch.no_grad():
             return self.head.stats(self._normed(tokens, cu_seqlens, positions), targets, self._tied_weight())
@@ -226,7 +211,7 @@ class Decoder(nn.Module):
             # Batches differ in their number of documents: compiled blocks are for any, from the first one on.
             torch._dynamo.maybe_mark_dynamic(cu_seqlens, 0)
         residual = self.embedding(tokens)
-        normed = rms_norm(residual, self.first_norm, eps=self.config.norm_eps)
+        normed = kernels.rms_norm(residual, self.first_norm, eps=self.config.norm_eps)
         for block, known in zip(self.blocks, past or [None] * len(self.blocks), strict=True):
             normed, residual = block(normed, residual, self.cos, self.sin, positions, cu_seqlens, known)
         return normed
@@ -241,7 +226,8 @@ class Decoder(nn.Module):
         return self
 
     def _build_rotary_table(self, device: torch.device | None) -> None:
-        cos, sin = rotary_table(self.sequence, self.config.head_dim, theta=self.config.rope_theta, device=device)
+        model = self.config
+        cos, sin = kernels.rotary_table(self.sequence, model.head_dim, theta=model.rope_theta, device=device)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -254,12 +240,17 @@ class Decoder(nn.Module):
         """
         into_stream = self.config.init_std / math.sqrt(2 * self.config.layers)
         for name, parameter in self.named_parameters():
-            name = name.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", "")
+            name = plain_name(name)
             if parameter.dim() == 1:
                 parameter.fill_(1.0)
             else:
                 narrow = name.endswith(("attention_out.weight", "down.weight"))
                 _truncated_normal_(parameter, into_stream if narrow else self.config.init_std, f"{seed} {name}")
+
+
+def plain_name(name: str) -> str:
+    """A module's or parameter's name without what wrappers that recompute or compile add to it."""
+    return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "_checkpoint_wrapped_module"))
 
 
 def _truncated_normal_(parameter: Tensor, std: float, key: str) -> None:  # (rows, columns), of which a shard is here

@@ -3,8 +3,6 @@
 A recipe is a whole Config. Its name states the size of its model, and a test holds it to that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

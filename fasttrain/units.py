@@ -1,7 +1,5 @@
 """How figures are written for people, and read from them."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from bench.report.content import EAGER, OURS, Kernel, Place, Predicted, PredictedTarget, Roof
-from bench.report.plots import COLOURS, Axis, Series, chart, legend
 from bench.report.quantities import number, plain, scaled
+from fasttrain.tools import webpage
+from fasttrain.tools.webpage import COLOURS, Axis, Series, chart, legend, table
 
 IMPLEMENTATIONS = {
     name: COLOURS[i]
@@ -42,12 +43,7 @@ def page(places: Sequence[Place], targets: Sequence[PredictedTarget]) -> str:
         sections.append(f"<h2>Predicted for GPUs</h2><p>{_PREDICTED}</p>")
         sections.append(_cards(_predicted_roofline(target) for target in targets))
         sections.append(legend(_op_legend(targets)))
-    body = "\n".join(sections)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>fasttrain: benchmarks</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
-        f"<body><main>{body}</main></body></html>\n"
-    )
+    return webpage.page("fasttrain: benchmarks", sections, width=1320)
 
 
 def _about(places: Sequence[Place], targets: Sequence[PredictedTarget]) -> str:
@@ -69,11 +65,11 @@ def _roofline(title: str, series: list[Series], roof: Roof) -> str:
     xs = [x for s in series for x, _ in s.points]
     knee = roof.flops / roof.bandwidth
     low, high = min([*xs, knee]) / 2, max([*xs, knee]) * 4
-    line = [(low, low * roof.bandwidth), (knee, roof.flops), (high, roof.flops)]
+    limit = Series("", [(low, low * roof.bandwidth), (knee, roof.flops), (high, roof.flops)], "var(--ink)", draw="line")
     x = Axis("FLOP per byte", lambda v: f"{v:g}")
     y = Axis("FLOP/s", lambda v: scaled(v, ""))
     caption = f"{scaled(roof.bandwidth, 'B/s')}, {scaled(roof.flops, 'FLOP/s')}"
-    return f"<h3>{escape(title)}</h3><small>{caption}</small>{chart(title, series, x, y, line)}"
+    return f"<h3>{escape(title)}</h3><small>{caption}</small>{chart(title, [limit, *series], x, y)}"
 
 
 def _measured_roofline(place: Place) -> str:
@@ -82,7 +78,7 @@ def _measured_roofline(place: Place) -> str:
         kernels = [k for k in place.kernels if k.dtype == dtype and k.flops and k.figures.get("time")]
         best = [k for k in kernels if k.implementation.startswith(OURS)]
         series = [
-            Series(op, [(k.flops / k.bytes, k.flops / k.figures["time"]) for k in of], OP_COLOURS[op], line=False,
+            Series(op, [(k.flops / k.bytes, k.flops / k.figures["time"]) for k in of], OP_COLOURS[op], draw="marks",
                    words=[_label(k) for k in of])
             for op in OPS if (of := [k for k in best if k.op == op])
         ]  # fmt: skip
@@ -106,7 +102,7 @@ def _predicted_series(op: str, of: Sequence[Predicted], ours: bool) -> Series:
         op,
         [(p.flops / p.bytes, p.flops / p.seconds[1]) for p in of],
         OP_COLOURS[op],
-        line=False,
+        draw="marks",
         hollow=True,
         square=not ours,
         bars=[(p.flops / p.seconds[2], p.flops / p.seconds[0]) for p in of],
@@ -183,14 +179,13 @@ def _memory(place: Place) -> str:
 
 def _gates(place: Place) -> str:
     """Ratios with a limit, as a table."""
-    rows = ""
+    rows = []
     for name, row in sorted(place.rows.items()):
         limit = [f"{sign} {row[key]:g}" for key, sign in (("at_most", "≤"), ("at_least", "≥")) if key in row]
         if limit and row["kind"] == "ratio":
-            rows += f"<tr><td>{escape(name)}</td><td>{number(row['value'])}</td><td>{limit[0]}</td></tr>"
-    head = "<tr><th>figure</th><th>measured</th><th>limit</th></tr>"
-    table = f'<div class="wide"><table>{head}{rows}</table></div>'
-    return f"<details><summary>Ratios with a limit</summary>{table}</details>" if rows else ""
+            rows.append((escape(name), number(row["value"]), limit[0]))
+    shown = table(rows, ("figure", "measured", "limit"))
+    return f"<details><summary>Ratios with a limit</summary>{shown}</details>" if rows else ""
 
 
 def _history(place: Place) -> str:
@@ -217,24 +212,3 @@ def _colour(implementation: str) -> str:
 def _cards(cards: Iterable[str]) -> str:
     inside = "".join(f"<section>{card}</section>" for card in cards)
     return f'<div class="cards">{inside}</div>' if inside else ""
-
-
-_STYLE = """
-:root{--paper:#fff;--ink:#1b1e23;--soft:#69707a;--line:#e3e6ea;--card:#f6f7f9}
-@media(prefers-color-scheme:dark){:root{--paper:#15181c;--ink:#e8eaed;--soft:#9aa1ab;--line:#2b3036;--card:#1d2126}}
-body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
-main{max-width:1320px;margin:32px auto;padding:0 20px}
-h1{font-size:24px;margin:0 0 12px}h2{font-size:19px;margin:36px 0 4px}h3{font-size:14px;margin:6px 0 2px}
-p{margin:4px 0 10px;max-width:80ch}small{color:var(--soft);font-size:12px}
-.cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,390px),1fr));gap:14px;margin:10px 0}
-section{border:1px solid var(--line);border-radius:8px;padding:8px 12px;min-width:0}
-section h3{overflow-wrap:anywhere}
-svg{width:100%;height:auto;display:block}svg text{fill:var(--soft);font:11px system-ui,sans-serif}
-.grid{stroke:var(--line)}.roof{fill:none;stroke:var(--ink);stroke-width:1.5}.line{fill:none;stroke-width:1.75}
-.legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:12px;color:var(--soft);margin:2px 0;max-width:none}
-i{display:inline-block;width:8px;height:8px;border:1.5px solid;border-radius:50%;margin-right:5px}
-i.square{border-radius:1px}
-summary{cursor:pointer;margin:12px 0 6px;font-weight:600}.wide{overflow-x:auto}
-table{border-collapse:collapse;font-size:13px}th{text-align:left;color:var(--soft);font-weight:500}
-td,th{padding:2px 18px 2px 0;white-space:nowrap}
-"""

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from fasttrain.distributed.collectives import RanksFailed, on_all, on_main, rank_in
 from fasttrain.fs import FileChecksum, HashedFile
+from fasttrain.rundir import RunDir
 
 FORMAT = "fasttrain checkpoint"
 VERSION = 1
@@ -62,11 +63,9 @@ class Checkpoint:
             raise ValueError(f"checkpoint: {file} is corrupt ({error})") from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f'checkpoint: {file} does not say "format": "{FORMAT}"; corrupt, or of another program')
-        if content.get("version") != VERSION:
-            raise ValueError(
-                f"checkpoint: {file} has version {content.get('version')}, this fasttrain reads version {VERSION}; use "
-                "the fasttrain that wrote it"
-            )
+        if (version := content.get("version")) != VERSION:
+            remedy = f"this fasttrain reads version {VERSION}; use the fasttrain that wrote it"
+            raise ValueError(f"checkpoint: {file} has version {version}, {remedy}")
         if content.pop("sha256", None) != _digest(content):
             raise ValueError(f"checkpoint: {file} is corrupt: its content does not have the sha256 that it states")
         del content["format"], content["version"]
@@ -99,13 +98,8 @@ def committed_paths(directory: Path) -> list[Path]:
 
 def list_checkpoints(directory: Path) -> list[Checkpoint]:
     """The committed checkpoints by step, as far as their checkpoint.json can be read."""
-    found = []
-    for path in committed_paths(directory):
-        try:
-            found.append(Checkpoint.read(path))
-        except ValueError:
-            continue  # newest_valid names it when it matters
-    return found
+    read = map(_readable, committed_paths(directory))
+    return [found for found in read if isinstance(found, Checkpoint)]  # newest_valid names the others when it matters
 
 
 def newest_valid(
@@ -134,7 +128,7 @@ def find(name: str | Path) -> Checkpoint:
     run, step = _run_and_step(str(name))
     if step is None and ((run / NAME).exists() or run.name.startswith(".step-") or _COMMITTED.fullmatch(run.name)):
         return Checkpoint.read(run)
-    directory = run / "checkpoints" if (run / "checkpoints").is_dir() else run
+    directory = RunDir(run).checkpoints if RunDir(run).checkpoints.is_dir() else run
     paths = {_order(path)[0]: path for path in committed_paths(directory)}  # of one step, the last
     if not paths:
         raise ValueError(f"checkpoint: there is none in {directory}; is {run} the directory of a run?")
@@ -147,12 +141,11 @@ def find(name: str | Path) -> Checkpoint:
 
 def _run_and_step(name: str) -> tuple[Path, str | None]:
     path, at, step = (name, "", "") if Path(name).exists() else name.rpartition("@")
-    if not Path(path or name).is_dir():
-        state = "is not a directory" if Path(path or name).exists() else "does not exist"
-        raise FileNotFoundError(
-            f"checkpoint: {path or name} {state}; name a run, RUN@STEP, or the directory of a checkpoint"
-        )
-    return Path(path), step if at else None
+    run = Path(path or name)
+    if not run.is_dir():
+        state = "is not a directory" if run.exists() else "does not exist"
+        raise FileNotFoundError(f"checkpoint: {run} {state}; name a run, RUN@STEP, or the directory of a checkpoint")
+    return run, step if at else None
 
 
 def _order(path: Path) -> tuple[int, int]:

@@ -1,7 +1,5 @@
 """How two checkpoints differ: tensor by tensor and bit by bit, whatever numbers of ranks wrote them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -47,23 +45,19 @@ def differences(one: Checkpoint, other: Checkpoint) -> list[Difference]:
 
 
 def _of_tensors(one: Checkpoint, other: Checkpoint) -> Iterator[Difference]:
-    saved = [saved_tensors(checkpoint.path) for checkpoint in (one, other)]
-    common = {name: tensor for name, tensor in saved[0].items() if name in saved[1]}
-    for name in saved[0].keys() ^ saved[1].keys():
-        values = ("present", "absent") if name in saved[0] else ("absent", "present")
+    ones, others = saved_tensors(one.path), saved_tensors(other.path)
+    for name in ones.keys() ^ others.keys():
+        values = ("present", "absent") if name in ones else ("absent", "present")
         yield Difference(tensor=name, index=(), values=values, elements=0, relative=math.inf)
+    common = {name: tensor for name, tensor in ones.items() if name in others}
     for name, tensor in common.items():
-        if (tensor.size, tensor.properties.dtype) != (saved[1][name].size, saved[1][name].properties.dtype):
+        if (tensor.size, tensor.properties.dtype) != (others[name].size, others[name].properties.dtype):
             raise ValueError(f"checkpoint: {name} has other shapes in {one.path} and {other.path}: of other models")
     for group in _groups(common):
-        loaded = []
-        for checkpoint in (one, other):
-            state = {name: torch.empty(common[name].size, dtype=common[name].properties.dtype) for name in group}
-            load(checkpoint, state, None)
-            loaded.append(state)
-        for name in group:
-            if difference := _difference(name, loaded[0][name], loaded[1][name]):
-                yield difference
+        a, b = ({n: torch.empty(common[n].size, dtype=common[n].properties.dtype) for n in group} for _ in range(2))
+        load(one, a, None)
+        load(other, b, None)
+        yield from filter(None, (_difference(name, a[name], b[name]) for name in group))
 
 
 def _of_scales(one: dict[str, float], other: dict[str, float]) -> Iterator[Difference]:

@@ -4,10 +4,9 @@ What the file system says is free may still be less than that: quotas do not sho
 finds enough space can fail all the same, and says so; this only makes it rare and early.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
@@ -22,11 +21,14 @@ from fasttrain.units import disk_size
 class DiskSpace:
     """Whether there is enough."""
 
-    state: Literal["enough", "prune", "not enough"]
     directory: Path
     needed: int  # bytes
     free: int  # bytes
     prune: tuple[Path, ...] = ()  # checkpoints that may go, and whose going is enough
+
+    @property
+    def state(self) -> Literal["enough", "prune", "not enough"]:
+        return "enough" if self.needed <= self.free else "prune" if self.prune else "not enough"
 
     def __str__(self) -> str:
         numbers = f"{disk_size(self.needed)} are needed and {disk_size(self.free)} are free in {self.directory}"
@@ -52,10 +54,9 @@ def before_run(
     statvfs: StatVfs = os.statvfs,
 ) -> DiskSpace:
     """Disk space for the checkpoints that retention will hold at most, the one being written included."""
-    present = [checkpoint.bytes for checkpoint in list_checkpoints(directory)] + _quarantined_sizes(directory)
+    present = [checkpoint.bytes for checkpoint in list_checkpoints(directory)] + [*map(_size, quarantined(directory))]
     needed = max(int(keep.max_held(steps) * size * DISK_SLACK) - sum(present), 0) + DISK_RESERVE
-    free = free_bytes(directory, statvfs)
-    return DiskSpace(state="enough" if needed <= free else "not enough", directory=directory, needed=needed, free=free)
+    return DiskSpace(directory=directory, needed=needed, free=free_bytes(directory, statvfs))
 
 
 def before_save(
@@ -68,15 +69,10 @@ def before_save(
 ) -> DiskSpace:
     """Disk space for one more, if need be without those that may go."""
     needed, free = int(size * DISK_SLACK) + DISK_RESERVE, free_bytes(directory, statvfs)
-    if needed <= free:
-        return DiskSpace(state="enough", directory=directory, needed=needed, free=free)
-    gained, going = free, []
-    for path in may_go(directory, keep, step=step):
-        going.append(path)
-        gained += _size(path)
-        if needed <= gained:
-            return DiskSpace(state="prune", directory=directory, needed=needed, free=free, prune=tuple(going))
-    return DiskSpace(state="not enough", directory=directory, needed=needed, free=free)
+    going = may_go(directory, keep, step=step) if needed > free else []
+    gained = accumulate(map(_size, going), initial=free)
+    enough = next((number for number, space in enumerate(gained) if needed <= space), 0)  # of them; 0: all are not
+    return DiskSpace(directory=directory, needed=needed, free=free, prune=tuple(going[:enough]))
 
 
 def may_go(directory: Path, keep: config.CheckpointConfig, *, step: int) -> list[Path]:
@@ -88,10 +84,6 @@ def may_go(directory: Path, keep: config.CheckpointConfig, *, step: int) -> list
     coming = Checkpoint(path=directory, step=step, loss=None, optimizer="", scaler={}, metadata={}, files=())
     going = [checkpoint.path for checkpoint in expendable([*existing, coming], keep) if checkpoint is not existing[-1]]
     return quarantined(directory) + going
-
-
-def _quarantined_sizes(directory: Path) -> list[int]:
-    return [_size(path) for path in quarantined(directory)]
 
 
 def _size(path: Path) -> int:

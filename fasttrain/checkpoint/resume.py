@@ -5,8 +5,6 @@ not: the checkpoint has no place for them. Everything else may, and every differ
 batches change in size, sequence or datasets continues in each dataset where it was: `DataCursor`.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,33 +27,26 @@ MOVES = ("data.path", "data.mixture", "data.sequence", "batch.sequences", CONTEN
 
 def starting_point(settings: Config, group: dist.ProcessGroup, on_warning: Callable[[str], None]) -> Checkpoint | None:
     """The checkpoint that the run resumes from, verified; on_warning() is told of corrupt ones. All ranks call it."""
-    own = RunDir(settings.out).checkpoints
+    out, own = settings.out, RunDir(settings.out).checkpoints
     existing = list_checkpoints(own)
     if settings.resume == "never":
         if committed_paths(own):
             step = f"at step {existing[-1].step}" if existing else "whose checkpoints are corrupt"
-            raise ValueError(
-                f"{settings.out} holds a run {step}, and --resume is never; choose another directory (--out), or "
-                "--resume auto"
-            )
+            raise ValueError(f"{out} holds a run {step}, and --resume is never; choose another --out, or --resume auto")
         return None
     if settings.resume != "auto":
         chosen = find(settings.resume)
         if existing and chosen.path.parent.resolve() == own.resolve() and chosen.step < existing[-1].step:
-            raise ValueError(
-                f"{settings.out} is at step {existing[-1].step}; to resume from step {chosen.step}, start another "
-                f"run from it: --resume {settings.resume} --out DIRECTORY"
-            )
+            remedy = f"start another run from it: --resume {settings.resume} --out DIRECTORY"
+            raise ValueError(f"{out} is at step {existing[-1].step}; to resume from step {chosen.step}, {remedy}")
         if not committed_paths(own):  # otherwise this run began there before, and was interrupted
             chosen.verify(group)
             return chosen
     corrupt: list[str] = []
     valid = newest_valid(own, group, on_warning=corrupt.append)
     if valid is None and committed_paths(own):  # readable or not: no new run is begun over them
-        raise ValueError(
-            f"no checkpoint in {own} is valid ({'; '.join(corrupt)}); start another run with --out, or copy a valid "
-            "one there"
-        )
+        remedy = "start another run with --out, or copy a valid one there"
+        raise ValueError(f"no checkpoint in {own} is valid ({'; '.join(corrupt)}); {remedy}")
     for text in corrupt:
         on_warning(text)
     return valid
@@ -72,10 +63,6 @@ class Change:
     def __str__(self) -> str:
         return f"{self.key}: {self.before} -> {self.after}"
 
-    @property
-    def is_possible(self) -> bool:
-        return not self.key.startswith(FIXED) or self.key in FREE
-
 
 def changed_settings(before: str, after: Config) -> list[Change]:
     """What differs between the settings of a checkpoint, as TOML, and those of now. Impossible ones are an error."""
@@ -84,11 +71,9 @@ def changed_settings(before: str, after: Config) -> list[Change]:
     if after.from_hf is None and "from_hf" in keys:  # a run that has begun needs it no more
         keys.remove("from_hf")
     found = [Change(key=key, before=old.get(key), after=new.get(key)) for key in keys]
-    if impossible := [change for change in found if not change.is_possible]:
-        raise ValueError(
-            f"the checkpoint cannot be resumed with other settings: {'; '.join(map(str, impossible))}; set them back, "
-            "or start another run: --out DIRECTORY"
-        )
+    if impossible := [change for change in found if change.key.startswith(FIXED) and change.key not in FREE]:
+        which, remedy = "; ".join(map(str, impossible)), "set them back, or start another run: --out DIRECTORY"
+        raise ValueError(f"the checkpoint cannot be resumed with other settings: {which}; {remedy}")
     return found
 
 

@@ -1,7 +1,5 @@
 """Retention: which checkpoints may go once a new one is committed, and how they go."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil
@@ -59,16 +57,15 @@ def quarantine(checkpoints: list[Checkpoint], group: dist.ProcessGroup | None) -
     find still reads by that name; they go when there is no disk space for a new one. All ranks call this, while no save
     is running.
     """
-    on_main(group, lambda: _quarantine(checkpoints))
+
+    def rename() -> None:
+        for path in (checkpoint.path for checkpoint in reversed(checkpoints)):  # a kill in between leaves no gap
+            os.rename(path, path.parent / f"{_QUARANTINED}{path.name}-{uuid.uuid4().hex[:8]}")
+            sync(path.parent)
+
+    on_main(group, rename)
 
 
 def quarantined(directory: Path) -> list[Path]:
     """What quarantine has left, by step."""
     return sorted(directory.glob(f"{_QUARANTINED}step-*"))
-
-
-def _quarantine(checkpoints: list[Checkpoint]) -> None:
-    for checkpoint in reversed(checkpoints):  # the last first: a kill in between leaves a course without gaps
-        path = checkpoint.path
-        os.rename(path, path.parent / f"{_QUARANTINED}{path.name}-{uuid.uuid4().hex[:8]}")
-        sync(path.parent)

@@ -19,7 +19,6 @@ import os
 import queue
 import shutil
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +35,7 @@ from fasttrain.checkpoint.disk_space import before_save, may_go
 from fasttrain.checkpoint.state import captured, scale_of
 from fasttrain.checkpoint.writer import write
 from fasttrain.distributed.collectives import RanksFailed, on_all, on_main, rank_in, text_of
-from fasttrain.fs import FileChecksum, sync
+from fasttrain.fs import sync
 
 
 class Staging:
@@ -103,7 +102,6 @@ class Checkpoints:
     """
 
     def __init__(self, directory: Path, settings: config.CheckpointConfig, *, group: dist.ProcessGroup) -> None:
-        self.stalled = 0.0  # seconds that training has waited for a former save
         self._directory, self._settings, self._group = directory, settings, group
         self._staging = Staging()
         self._thread = ThreadPoolExecutor(1, "checkpoint")  # not a daemon: a process that ends first finishes its save
@@ -125,7 +123,6 @@ class Checkpoints:
         """Save the state as it is at this moment. Errors of writing are an outcome; poll for it."""
         start = time.monotonic()
         self.wait()
-        self.stalled += time.monotonic() - start
         content = Checkpoint(
             path=self._directory,
             step=step,
@@ -135,7 +132,12 @@ class Checkpoints:
             metadata=json.loads(json.dumps(metadata)),  # as they are now; what JSON cannot say is an error here
             files=(),
         )
-        state = _attempt(lambda: self._capture(model, optimizer))
+        state: Future[dict[str, Tensor]] = Future()
+        try:
+            own = captured(model, optimizer)
+            state.set_result(self._staging.copy(own) if self._settings.background else own)
+        except Exception as error:  # a rank that cannot copy its state has to tell the others, in the thread
+            state.set_exception(error)
         if self._settings.background:
             self._running = self._thread.submit(self._save, content, state, start)
         else:
@@ -143,10 +145,7 @@ class Checkpoints:
 
     def poll(self) -> list[Outcome]:
         """What has become of saves since the last call. Ranks may be told at different steps, a moment apart."""
-        outcomes = []
-        while not self._outcomes.empty():
-            outcomes.append(self._outcomes.get())
-        return outcomes
+        return [self._outcomes.get() for _ in range(self._outcomes.qsize())]
 
     def wait(self) -> None:
         """Until no save is running: the group may then be used for newest_valid, restore and quarantine."""
@@ -171,21 +170,16 @@ class Checkpoints:
         self._directory.mkdir(parents=True, exist_ok=True)
         retention.clear_leftovers(self._directory)
 
-    def _capture(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        state = captured(model, optimizer)
-        return self._staging.copy(state) if self._settings.background else state
-
-    def _save(self, content: Checkpoint, state: dict[str, Tensor] | Exception, start: float) -> None:
+    def _save(self, content: Checkpoint, state: Future[dict[str, Tensor]], start: float) -> None:
         """In the thread. Whatever happens becomes an outcome."""
         partial: Path | None = None
         pruned: tuple[str, ...] = ()
         try:
             # A rank without a state says so now, before the others wait for its share of the writing
-            on_all(self._group, lambda: _check_captured(state))
-            assert isinstance(state, dict)
-            pruned = on_main(self._group, lambda: self._free_space(state, content.step))
+            on_all(self._group, lambda: bool(state.result()))
+            pruned = on_main(self._group, lambda: self._free_space(state.result(), content.step))
             partial = on_main(self._group, lambda: self._new_directory(content.step))
-            written = on_all(self._group, lambda: write(state, partial, self._group))
+            written = on_all(self._group, lambda: write(state.result(), partial, self._group))
             files = tuple(file for theirs in written for file in theirs)
             content = replace(content, path=partial, files=files)
             path, trouble = on_main(self._group, lambda: self._commit(content))
@@ -222,7 +216,12 @@ class Checkpoints:
 
     def _commit(self, content: Checkpoint) -> tuple[Path, str]:
         """On rank 0. The rename is the moment from which the checkpoint exists."""
-        _check_presence(content.path, content.files)
+        for path in (content.path / file.name for file in content.files):
+            if not path.exists():
+                raise FileNotFoundError(
+                    f"{path} was written by another rank, and rank 0 does not see it; a run's directory has to be on a "
+                    "file system that all nodes share"
+                )
         content.write()
         sync(content.path)
         path = self._directory / directory_name(content.step, committed_paths(self._directory))
@@ -243,25 +242,3 @@ class Checkpoints:
             except OSError as error:
                 troubles.append(f"{checkpoint.path} could not be deleted ({text_of(error)})")
         return "; ".join(troubles)
-
-
-def _attempt(work: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor] | Exception:
-    """The result, or the error: a rank that cannot copy its state has to tell the others, in the thread."""
-    try:
-        return work()
-    except Exception as error:
-        return error
-
-
-def _check_captured(state: dict[str, Tensor] | Exception) -> None:
-    if isinstance(state, Exception):
-        raise state
-
-
-def _check_presence(directory: Path, files: tuple[FileChecksum, ...]) -> None:
-    for file in files:
-        if not (directory / file.name).exists():
-            raise FileNotFoundError(
-                f"{directory / file.name} was written by another rank, and rank 0 does not see it; a run's directory "
-                "has to be on a file system that all nodes share"
-            )

@@ -11,8 +11,6 @@ skipped for an infinite gradient, say), it takes a step to get one: from then on
 because somebody saved. And what it restores includes the settings.
 """
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from fasttrain.checkpoint.committed import Checkpoint
 from fasttrain.distributed.collectives import RanksFailed, on_all
+from fasttrain.model import plain_name
 
 _SCALE = ("scale", "_growth_tracker")  # of a scaler's state dict; the rest of it are settings
 _SHOWN = 3  # names in an error
@@ -59,7 +58,11 @@ def restore(
 
     All ranks of `group` call it. Checksums are not looked at again: newest_valid or checkpoint.verify have done that.
     """
-    _check_optimizer(checkpoint, optimizer)
+    if optimizer is not None and type(optimizer).__name__ != checkpoint.optimizer:
+        raise ValueError(
+            f"checkpoint: {checkpoint.path} was saved with {checkpoint.optimizer}, whose moments "
+            f"{type(optimizer).__name__} cannot use; resume with the optim.kind of the run"
+        )
     saved = saved_tensors(checkpoint.path)
     weights = _weights(model)
     _check_model(checkpoint, {name: tensor.shape for name, tensor in weights.items()}, saved)
@@ -77,12 +80,8 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _parameters(model: nn.Module) -> dict[str, Tensor]:
-    """By the names that get_model_state_dict uses: without those of wrappers that recompute or compile."""
-    wrappers = ("_checkpoint_wrapped_module", "_orig_mod")
-    return {
-        ".".join(part for part in name.split(".") if part not in wrappers): parameter
-        for name, parameter in model.named_parameters()
-    }
+    """By the names that get_model_state_dict uses."""
+    return {plain_name(name): parameter for name, parameter in model.named_parameters()}
 
 
 def saved_tensors(path: Path) -> dict[str, TensorStorageMetadata]:
@@ -97,12 +96,8 @@ def _empty_optimizer_state(parameters: dict[str, Tensor], saved: dict[str, Tenso
         kind, _, rest = full_name.partition(".")
         if kind == "optimizer":
             parameter, dtype = parameters[rest.rpartition(".")[0]], tensor.properties.dtype
-            alike = tensor.size == parameter.shape
-            empty[full_name] = (
-                torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-                if alike
-                else torch.empty(tensor.size, dtype=dtype)
-            )
+            shape = parameter if tensor.size == parameter.shape else torch.empty(tensor.size)
+            empty[full_name] = torch.empty_like(shape, dtype=dtype, requires_grad=False)
     return empty
 
 
@@ -123,9 +118,8 @@ def load(
     try:
         on_all(group, read)
     except RanksFailed as error:
-        raise RuntimeError(
-            f"checkpoint: {checkpoint.path} could not be loaded ({error}); verify it, or resume from an earlier one"
-        ) from None
+        text = f"{checkpoint.path} could not be loaded ({error}); verify it, or resume from an earlier one"
+        raise RuntimeError(f"checkpoint: {text}") from None
 
 
 def _set_optimizer_state(
@@ -144,14 +138,6 @@ def _set_optimizer_state(
         name, _, key = full_name.removeprefix("optimizer.").rpartition(".")
         state["state"].setdefault(numbers[name], {})[key] = tensor
     optimizer.load_state_dict(state)
-
-
-def _check_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer | None) -> None:
-    if optimizer is not None and type(optimizer).__name__ != checkpoint.optimizer:
-        raise ValueError(
-            f"checkpoint: {checkpoint.path} was saved with {checkpoint.optimizer}, whose moments "
-            f"{type(optimizer).__name__} cannot use; resume with the optim.kind of the run"
-        )
 
 
 def _check_model(

@@ -3,11 +3,10 @@
 DCP by itself syncs its metadata before they have left Python's buffer, and never reads back what it wrote.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,24 +45,8 @@ class _Files(FileSystem):
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         super().rename(path, new_path)
-        former, name = self.written.pop(Path(path).name), Path(new_path).name
-        self.written[name] = FileChecksum(name=name, size=former.size, sha256=former.sha256)
-
-
-class _Writer(dcp.FileSystemWriter):
-    def __init__(self, directory: Path) -> None:
-        # Files sync themselves. Nothing to copy ahead: the state is in host memory, and a writer that looks for more
-        # waits for the GPU's stream, that is, for training.
-        super().__init__(directory, sync_files=False, per_thread_copy_ahead=0, overwrite=False)
-        self.files = self.fs = _Files()
-
-    def write_data(self, plan: Any, planner: Any) -> Any:
-        with _plain_errors():
-            return super().write_data(plan, planner)
-
-    def finish(self, metadata: Metadata, results: Any) -> None:
-        with _plain_errors():
-            super().finish(metadata, results)
+        name = Path(new_path).name
+        self.written[name] = replace(self.written.pop(Path(path).name), name=name)
 
 
 @contextmanager
@@ -73,6 +56,22 @@ def _plain_errors() -> Iterator[None]:
         yield
     except BaseException as error:
         raise Reason(text_of(_cause(error))) from None
+
+
+class _Writer(dcp.FileSystemWriter):
+    def __init__(self, directory: Path) -> None:
+        # Files sync themselves. Nothing to copy ahead: the state is in host memory, and a writer that looks for more
+        # waits for the GPU's stream, that is, for training.
+        super().__init__(directory, sync_files=False, per_thread_copy_ahead=0, overwrite=False)
+        self.files = self.fs = _Files()
+
+    @_plain_errors()
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        return super().write_data(plan, planner)
+
+    @_plain_errors()
+    def finish(self, metadata: Metadata, results: Any) -> None:
+        super().finish(metadata, results)
 
 
 def _cause(error: BaseException) -> BaseException:

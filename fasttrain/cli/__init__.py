@@ -4,13 +4,13 @@ A module is imported when its command is called, and imports torch once its argu
 mistake waits for seconds.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import fasttrain
 
 
 class Command(NamedTuple):
@@ -40,6 +40,9 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; its exit code, or 2 if there is no such command."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] in (["--version"], ["-V"]):
+        print(f"fasttrain {fasttrain.__version__}")
+        return 0
     for length in (2, 1):  # "data prepare", then "train"
         name = " ".join(words[:length])
         if name in COMMANDS:

@@ -3,8 +3,6 @@
 Rank by rank, with files and bytes. Computed from what the run has recorded, for any step, whenever it was trained.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

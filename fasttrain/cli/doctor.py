@@ -3,8 +3,6 @@
 Runs every op once against its reference, and measures matmuls, memory and the disk.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import asdict

@@ -1,27 +1,71 @@
-"""User errors: what the user can fix is said in one line, without a traceback."""
+"""User errors: what the user can fix, or has ended, is said in one line, without a traceback."""
 
-from __future__ import annotations
-
+import errno
 import io
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 
 from fasttrain.events import ExitCode
 
+_REMEDIES = {
+    errno.ENOSPC: "free some disk space, or name another place",
+    errno.EDQUOT: "free some of your quota, or name another place",
+    errno.EACCES: "change its permissions, or name another place",
+    errno.EROFS: "the file system is read-only; name another place",
+    errno.EMFILE: "raise the limit of open files: ulimit -n 1024",
+    errno.ENOENT: "check the name",
+    errno.ESTALE: "the network file system has lost it; mount it again",
+}
+
 
 @contextmanager
 def user_errors(program: str = "fasttrain.train") -> Iterator[None]:
-    """Turn errors that the user can fix into one line, once per machine, and exit code 2."""
+    """Turn errors that the user can fix into one line, once per machine, and exit code 2; Ctrl-C into one and 130."""
     first = os.environ.get("LOCAL_RANK", "0") == "0"
     try:
         with ExitStack() as stack:
             if not first:
                 stack.enter_context(redirect_stderr(io.StringIO()))
                 stack.enter_context(redirect_stdout(io.StringIO()))
-            yield
+            try:
+                yield
+            finally:
+                sys.stdout.flush()  # here, where a reader that has left is no traceback
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
+        raise SystemExit(128 + signal.SIGPIPE) from None
+    except KeyboardInterrupt:
+        if first:
+            print(f"{program}: interrupted", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from None
     except (ValueError, OSError, ImportError) as error:
         if first:
-            print(f"{program}: error: {error}", file=sys.stderr)
+            print(f"{program}: error: {_text(error)}", file=sys.stderr)
         raise SystemExit(ExitCode.USER_ERROR) from error
+
+
+def _text(error: Exception) -> str:
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    about = f"{error.filename}: " if error.filename is not None else ""
+    remedy = f"; {_REMEDIES[error.errno]}" if error.errno in _REMEDIES else ""
+    return f"{about}{error.strerror}{remedy}"
+
+
+@contextmanager
+def interruptible(program: str) -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind a command as Ctrl-C does, so that nothing half-written and no process stays behind."""
+
+    def end(number: int, _: object) -> None:
+        print(f"{program}: ended by {signal.Signals(number).name}", file=sys.stderr)
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -4,8 +4,6 @@ It loads as Qwen3, or as Llama if the model has no qk_norm. Weights are written 
 in memory is one file of --shard-size and little more. docs/export.md explains the files.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from pathlib import Path

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fasttrain.bounds import Bounds, bounds_of
-from fasttrain.cli.errors import user_errors
+from fasttrain.cli.errors import interruptible, user_errors
 from fasttrain.recipes import RECIPES
 
 if TYPE_CHECKING:
@@ -106,9 +106,8 @@ class CommandLine:
     takes_settings: bool
 
     def __call__(self, arguments: Sequence[str]) -> int:
-        options = self.parse(arguments)
-        with user_errors(self.program):
-            return self.run(options)
+        with user_errors(self.program), interruptible(self.program):
+            return self.run(self.parse(arguments))
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """The options; a mistake in them ends the program with exit code 2."""

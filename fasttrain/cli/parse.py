@@ -6,8 +6,6 @@ One parser (tyro) reads all of them: the lines of a TOML file become arguments. 
 same error everywhere, names the nearest valid key, and comes before anything else happens: no torch is imported here.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import sys

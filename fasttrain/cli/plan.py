@@ -4,8 +4,6 @@ Takes a recipe or configuration as `fasttrain train` does, with any of its optio
 Says sizes, memory, speed, days and cost; fails on what contradicts itself and on what does not fit. Needs no GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

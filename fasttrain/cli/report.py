@@ -1,7 +1,5 @@
 """fasttrain report: one page about one run or several, that opens from disk. docs/report.md explains it."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

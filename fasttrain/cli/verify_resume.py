@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -53,7 +52,7 @@ def main(options: argparse.Namespace) -> int:
     from fasttrain.tools.verify_resume import plan_trial, verify_resume
 
     try:
-        with _ended_by_signals(), ExitStack() as stack:
+        with ExitStack() as stack:
             trial = plan_trial(
                 options.settings, steps=options.steps, kill_at=kill_at, save_every=options.save_every,
                 ranks=options.ranks, other_ranks=options.other_ranks,
@@ -66,9 +65,6 @@ def main(options: argparse.Namespace) -> int:
     except RunFailed as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print(f"{PROGRAM}: interrupted; its runs are ended", file=sys.stderr)
-        return 128 + signal.SIGINT
     if options.json:
         print(json.dumps(found, indent=1))
     else:
@@ -133,18 +129,3 @@ def _kill_at(options: argparse.Namespace) -> int:
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise ValueError(f"--keep {keep} must be a new or an empty directory")
     return kill_at
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind the program, as Ctrl-C does, so that no run is left behind."""
-
-    def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,7 +1,5 @@
 """Which tokens a step trains on. docs/data.md explains the files, the order, and how a batch is made."""
 
-from __future__ import annotations
-
 from fasttrain.data.batches import IGNORED, Batch, Batches, DataCursor, MixtureComponent, Prefetcher, Skip
 from fasttrain.data.corpus import standard_library
 from fasttrain.data.dataset import Dataset
@@ -9,17 +7,16 @@ from fasttrain.data.datasets import (
     AnyDataset,
     TrainingData,
     described_by,
-    open_data,
     open_dataset,
     tokenizers_differ,
     training_data,
 )
-from fasttrain.data.formats import Described, ExternalDataset
+from fasttrain.data.formats.dataset import Described, ExternalDataset
 from fasttrain.data.stream import TokenStream
 from fasttrain.data.writer import DatasetWriter, holds_out
 
 __all__ = [
     "IGNORED", "AnyDataset", "Batch", "Batches", "DataCursor", "Dataset", "DatasetWriter", "Described",
     "ExternalDataset", "MixtureComponent", "Prefetcher", "Skip", "TokenStream", "TrainingData", "described_by",
-    "holds_out", "open_data", "open_dataset", "standard_library", "tokenizers_differ", "training_data",
+    "holds_out", "open_dataset", "standard_library", "tokenizers_differ", "training_data",
 ]  # fmt: skip

@@ -20,6 +20,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -50,10 +51,10 @@ class Batch:
 
     def split(self, rows: int) -> list[Batch]:
         """Micro-batches of `rows` samples each."""
-        B, T = self.tokens.shape
+        B = len(self.tokens)
         if B % rows:
             raise ValueError(f"data: {B} sequences of a rank do not divide into micro-batches of {rows}")
-        return [self._rows(first, first + rows, T) for first in range(0, B, rows)]
+        return [self._rows(first, first + rows) for first in range(0, B, rows)]
 
     def pin_memory(self) -> Batch:
         """Copy to memory that a GPU can read while both sides continue."""
@@ -63,20 +64,18 @@ class Batch:
         """Copy to `device`; the host does not wait for the copy where memory is pinned."""
         return self._apply(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def _rows(self, first: int, stop: int, T: int) -> Batch:
+    def _rows(self, first: int, stop: int) -> Batch:
+        rows, T = self._apply(lambda tensor: tensor[first:stop]), self.tokens.shape[1]
         cu_seqlens = self.cu_seqlens
         if cu_seqlens is not None:  # every row begins a document, so that both ends are among the elements
             begin, end = torch.searchsorted(cu_seqlens, torch.tensor([first * T, stop * T], dtype=torch.int32)).tolist()
             cu_seqlens = cu_seqlens[begin : end + 1] - first * T
         components, samples = self.components[first:stop], self.samples[first:stop]
-        rows = self._apply(lambda tensor: tensor[first:stop])
         return replace(rows, components=components, samples=samples, cu_seqlens=cu_seqlens)
 
     def _apply(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        positions = None if self.positions is None else change(self.positions)
-        cu_seqlens = None if self.cu_seqlens is None else change(self.cu_seqlens)
-        tokens, targets = change(self.tokens), change(self.targets)
-        return replace(self, tokens=tokens, targets=targets, positions=positions, cu_seqlens=cu_seqlens)
+        changed: dict[str, Any] = {name: change(x) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **changed)
 
 
 class MixtureComponent(NamedTuple):
@@ -142,16 +141,15 @@ class Batches:
     def at(self, step: int) -> Batch:
         rows = self.rows_at(step)
         windows, boundaries = self._read(rows)
-        targets = windows[:, 1:].astype(np.int64)
+        tokens, targets = windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64)
         positions = cu_seqlens = None
         if self._document_mask:
-            self._ignore_the_unpredictable(targets, boundaries)
-            positions, cu_seqlens = _documents(len(targets), self._sequence, boundaries)
+            last, flat = boundaries - 1, targets.reshape(-1)
+            flat[last[flat[last] != self._separator]] = IGNORED  # nothing could predict them
+            positions, cu_seqlens = map(torch.from_numpy, _documents(len(targets), self._sequence, boundaries))
         return Batch(
-            components=rows.components, samples=rows.samples,
-            tokens=torch.from_numpy(windows[:, :-1].astype(np.int64)), targets=torch.from_numpy(targets),
-            positions=None if positions is None else torch.from_numpy(positions),
-            cu_seqlens=None if cu_seqlens is None else torch.from_numpy(cu_seqlens),
+            components=rows.components, samples=rows.samples, tokens=torch.from_numpy(tokens),
+            targets=torch.from_numpy(targets), positions=positions, cu_seqlens=cu_seqlens,
         )  # fmt: skip
 
     def rows_at(self, step: int) -> Rows:
@@ -239,10 +237,6 @@ class Batches:
                 out[mine] = windows
         return out, np.concatenate(boundaries)
 
-    def _ignore_the_unpredictable(self, targets: np.ndarray, boundaries: np.ndarray) -> None:
-        last, flat = boundaries - 1, targets.reshape(-1)
-        flat[last[flat[last] != self._separator]] = IGNORED
-
     def _first_sample(self, step: int) -> int:
         if step < self._cursor.step:
             raise ValueError(f"data: step {step} is before step {self._cursor.step}, where these batches begin")
@@ -264,14 +258,13 @@ def seed_of(seed: int, name: str) -> int:
 
 
 def _samples_of(component: MixtureComponent, sequence: int) -> int:
-    name, stream = component.name, component.stream
-    size = (len(stream) - 1) // sequence
-    if not size:
+    tokens = len(component.stream)
+    if tokens <= sequence:
         raise ValueError(
-            f"data: a sequence of {sequence} needs {sequence + 1} tokens, and there are {len(stream)}"
-            f"{f' in {name}' if name else ''}; shorten data.sequence, or prepare more data"
+            f"data: a sequence of {sequence} needs {sequence + 1} tokens, and there are {tokens}"
+            f"{component.name and f' in {component.name}'}; shorten data.sequence, or prepare more data"
         )
-    return size
+    return (tokens - 1) // sequence
 
 
 def _part(component: MixtureComponent, size: int, *, used: int) -> MixturePart:
@@ -286,7 +279,7 @@ def _documents(B: int, T: int, boundaries: np.ndarray) -> tuple[np.ndarray, np.n
     return positions.reshape(B, T), cu_seqlens
 
 
-class Prefetcher(Generic[Item]):
+class Prefetcher(AbstractContextManager["Prefetcher[Item]"], Generic[Item]):
     """`at(step)`, as `read(step)` gives it, with the `ahead` steps after it read by a background thread.
 
     Reading and copying release the interpreter's lock.
@@ -326,9 +319,6 @@ class Prefetcher(Generic[Item]):
         """Stop reading; returns once the thread has ended."""
         self._thread.shutdown(cancel_futures=True)
         self._pending.clear()
-
-    def __enter__(self) -> Prefetcher[Item]:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

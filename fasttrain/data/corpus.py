@@ -4,8 +4,6 @@ Built once, in seconds, in the user's cache: ~/.cache/fasttrain, or $XDG_CACHE_H
 decides about its content: the version of Python, the size of the vocabulary, and the recipe below.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil
@@ -17,7 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from fasttrain.data.dataset import PARTIAL, SourceFile
-from fasttrain.data.prepare.tokenizer import Encoder, trained_on
+from fasttrain.data.prepare.tokenizer import encoder_of, trained_on
 from fasttrain.data.writer import DatasetWriter, holds_out
 from fasttrain.fs import exclusive_lock
 
@@ -64,10 +62,10 @@ def _build(path: Path, sources: Path) -> None:
         vocab=tokenizer.size,
         separator=tokenizer.separator,
         source=f"the standard library of Python {platform.python_version()}, {sources}",
-        files=[_source_file(file) for file, _ in texts],
+        files=[SourceFile.at(file) for file, _ in texts],
     )
     dtype = np.dtype(np.int64)
-    tokens = Encoder(tokenizer, dtype).encode([text for _, text in texts])
+    tokens = encoder_of(tokenizer, dtype)([text for _, text in texts])
     with writer:
         for number, ((_, text), ids) in enumerate(zip(texts, tokens, strict=True)):
             data = text.encode()
@@ -87,8 +85,3 @@ def _texts(sources: Path) -> list[tuple[Path, str]]:
         if text.strip():
             texts.append((sources / path, text))
     return texts
-
-
-def _source_file(path: Path) -> SourceFile:
-    state = path.stat()
-    return SourceFile(path=path, size=state.st_size, mtime_ns=state.st_mtime_ns)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -31,6 +31,11 @@ REMEDY = "copy it again, or prepare the dataset again"
 # where a document came from: offset, line and size are those of DocumentSource; line 0: a row of a Parquet file
 RECORD = np.dtype([("offset", "<u8"), ("line", "<u8"), ("file", "<u4"), ("size", "<u4")])
 PARTIAL = ".partial-"  # in the name of a directory that a writer has not finished
+
+
+def corrupt(path: Path, trouble: str, remedy: str = REMEDY) -> ValueError:
+    """The error of a file that is not what it should be."""
+    return ValueError(f"dataset: {path} {trouble}; {remedy}")
 
 
 @contextmanager
@@ -91,29 +96,25 @@ class Manifest:
         """Raise an error that says what is wrong, and what to do, unless `directory` holds a finished dataset."""
         path = directory / NAME
         if PARTIAL in directory.name:  # it may have everything but its name
-            raise ValueError(
-                f"dataset: {directory} was never finished: its preparation stopped early; prepare it again"
+            raise corrupt(directory, "was never finished: its preparation stopped early", "prepare it again")
+        if not directory.exists():
+            raise FileNotFoundError(
+                f"dataset: {directory} does not exist; name a prepared dataset, or none for Python's standard library"
             )
+        if not directory.is_dir():
+            raise corrupt(directory, "is a file", f"name the directory that holds {NAME}")
+        if not path.exists():
+            raise corrupt(directory, f"has no {NAME}: no dataset, or copied in part", "copy it again")
         try:
-            text = path.read_text("utf-8")
-        except (FileNotFoundError, NotADirectoryError):
-            raise _not_a_dataset(directory) from None
-        try:
-            found = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"dataset: {path} is corrupt ({error}); {REMEDY}") from None
-        if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
-            raise ValueError(f'dataset: {path} does not say "format": "{FORMAT}", so another program has written it')
-        version = found.pop("version", None)
-        if version != VERSION:
-            raise ValueError(
-                f"dataset: {path} has version {version}, this fasttrain reads version {VERSION}; prepare the dataset "
-                "again, or use the fasttrain that wrote it"
-            )
-        try:
+            found = json.loads(path.read_text("utf-8"))
+            if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+                raise corrupt(path, f'does not say "format": "{FORMAT}"', "another program has written it")
+            if (version := found.pop("version", None)) != VERSION:
+                remedy = "prepare the dataset again, or use the fasttrain that wrote it"
+                raise corrupt(path, f"has version {version}, this fasttrain reads version {VERSION}", remedy)
             manifest = _parsed(found)
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"dataset: {path} is corrupt ({error}); {REMEDY}") from None
+        except (TypeError, KeyError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise corrupt(path, f"is corrupt ({error})") from None
         manifest._check(directory)
         return manifest
 
@@ -128,30 +129,26 @@ class Manifest:
                 file.check_size(directory)
         width = {"uint16": 2, "uint32": 4}.get(self.dtype)
         for name, split in self.splits.items():
-            written = sum(shard.size for shard in split.shards)
+            written, contradicts = sum(shard.size for shard in split.shards), f"contradicts itself: {name} has"
             if split.sources and split.sources.size != RECORD.itemsize * split.documents:
-                raise ValueError(
-                    f"dataset: {directory / NAME} contradicts itself: {name} has {split.documents} documents, and "
-                    f"{split.sources.size} bytes of sources; {REMEDY}"
-                )
+                sources = f"{split.documents} documents, and {split.sources.size} bytes of sources"
+                raise corrupt(directory / NAME, f"{contradicts} {sources}")
             if width is None or written != width * split.tokens or split.index.size != 8 * split.documents:
-                raise ValueError(
-                    f"dataset: {directory / NAME} contradicts itself: {name} has {split.tokens} tokens of {self.dtype} "
-                    f"in {written} bytes, {split.documents} documents in {split.index.size} bytes; {REMEDY}"
-                )
+                tokens = f"{split.tokens} tokens of {self.dtype} in {written} bytes"
+                documents = f"{split.documents} documents in {split.index.size} bytes"
+                raise corrupt(directory / NAME, f"{contradicts} {tokens}, {documents}")
 
 
 def _parsed(found: dict[str, Any]) -> Manifest:
     splits = {
-        name: Split(
-            **split | dict(shards=tuple(FileChecksum(**s) for s in split["shards"])) | _files(split, "index", "sources")
-        )
+        name: Split(**split | _files(split) | dict(shards=tuple(FileChecksum(**shard) for shard in split["shards"])))
         for name, split in found["splits"].items()
     }
-    return Manifest(**found | _files(found, "tokenizer", "sources", "report") | dict(splits=splits))
+    return Manifest(**found | _files(found) | dict(splits=splits))
 
 
-def _files(found: dict[str, Any], *names: str) -> dict[str, FileChecksum]:
+def _files(found: dict[str, Any]) -> dict[str, FileChecksum]:
+    names = ("tokenizer", "sources", "report", "index")
     return {name: FileChecksum(**found[name]) for name in names if name in found}
 
 
@@ -160,16 +157,6 @@ def _stated(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _stated(inner) for key, inner in value.items() if inner is not None}
     return value
-
-
-def _not_a_dataset(directory: Path) -> Exception:
-    if not directory.exists():
-        return FileNotFoundError(
-            f"dataset: {directory} does not exist; name a prepared dataset, or none for Python's standard library"
-        )
-    if not directory.is_dir():
-        return ValueError(f"dataset: {directory} is a file; name the directory that holds {NAME}")
-    return ValueError(f"dataset: {directory} has no {NAME}: no dataset, or copied in part; copy it again")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +168,11 @@ class SourceFile:
     mtime_ns: int
 
     @classmethod
+    def at(cls, path: Path) -> SourceFile:
+        state = os.stat(path)
+        return cls(path=path, size=state.st_size, mtime_ns=state.st_mtime_ns)
+
+    @classmethod
     def of(cls, line: str) -> SourceFile:
         found = json.loads(line)
         return cls(**found | dict(path=Path(found["path"])))
@@ -190,11 +182,9 @@ class SourceFile:
 
     def is_unchanged(self) -> bool:
         """Whether the file is still there, with the size and the time of then."""
-        try:
-            found = os.stat(self.path)
-        except OSError:
-            return False
-        return (found.st_size, found.st_mtime_ns) == (self.size, self.mtime_ns)
+        with suppress(OSError):
+            return SourceFile.at(self.path) == self
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,31 +206,14 @@ class Dataset:
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         self.manifest = Manifest.read(self.path)
-
-    @property
-    def vocab(self) -> int:
+        self.vocab = self.manifest.vocab
         """Token ids are below this."""
-        return self.manifest.vocab
-
-    @property
-    def separator(self) -> int:
+        self.separator = self.manifest.separator
         """The token that begins every document, and thereby ends the one before."""
-        return self.manifest.separator
-
-    @property
-    def splits(self) -> list[str]:
+        self.splits = list(self.manifest.splits)
         """Names that `split` takes."""
-        return list(self.manifest.splits)
-
-    @property
-    def tokenizer_path(self) -> Path:
-        """tokenizer.json."""
-        return self.path / self.manifest.tokenizer.name
-
-    @property
-    def tokenizer_digest(self) -> str:
-        """Equal for equal tokenizers."""
-        return self.manifest.tokenizer.sha256
+        self.tokenizer_path = self.path / self.manifest.tokenizer.name
+        self.tokenizer_digest = self.manifest.tokenizer.sha256
 
     @property
     def digest(self) -> str:
@@ -250,10 +223,8 @@ class Dataset:
     def split(self, name: str) -> TokenStream:
         """ "train" or "validation"."""
         if name not in self.manifest.splits:
-            raise ValueError(
-                f"dataset: {self.path} has no split {name!r}, only {', '.join(self.manifest.splits)}; prepare it with "
-                "more documents or a larger share of validation"
-            )
+            remedy = "prepare it with more documents or a larger share of validation"
+            raise corrupt(self.path, f"has no split {name!r}, only {', '.join(self.manifest.splits)}", remedy)
         split, dtype = self.manifest.splits[name], np.dtype(self.manifest.dtype)
         paths = [self.path / shard.name for shard in split.shards]
         lengths = [shard.size // dtype.itemsize for shard in split.shards]
@@ -272,17 +243,15 @@ class Dataset:
         if split.sources is None:
             return None
         offset, line, file, size = self.source_records(name)[document].tolist()
-        return DocumentSource(file=self._source_files(file)[0], offset=offset, size=size, line=line or None)
+        (source_file,) = self.source_files(file, file + 1)
+        return DocumentSource(file=source_file, offset=offset, size=size, line=line or None)
 
-    def source_files(self) -> list[SourceFile]:
-        """All files that documents came from; none if the dataset does not know."""
-        return [] if self.manifest.sources is None else self._source_files(0, None)
-
-    def _source_files(self, first: int, count: int | None = 1) -> list[SourceFile]:
-        """Lines of sources.jsonl."""
-        assert self.manifest.sources is not None
+    def source_files(self, first: int = 0, stop: int | None = None) -> list[SourceFile]:
+        """Files that documents came from, by their numbers; none if the dataset does not know."""
+        if self.manifest.sources is None:
+            return []
         with open(self.path / self.manifest.sources.name, encoding="utf-8") as lines:
-            return [SourceFile.of(line) for line in islice(lines, first, None if count is None else first + count)]
+            return [SourceFile.of(line) for line in islice(lines, first, stop)]
 
     def source_records(self, name: str) -> np.ndarray:  # (documents,) RECORD
         """The place of every document of a split in one of these files."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fasttrain.data.batches import MixtureComponent
 from fasttrain.data.corpus import standard_library
-from fasttrain.data.dataset import Dataset
-from fasttrain.data.formats import NO_SEPARATOR, Described, ExternalDataset, open_external
+from fasttrain.data.dataset import NAME, Dataset
+from fasttrain.data.formats import bins, megatron
+from fasttrain.data.formats.dataset import NO_SEPARATOR, Described, ExternalDataset
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -28,7 +28,9 @@ def open_dataset(
     """Open a prepared dataset, or that of another program; None: Python's standard library, prepared on first use."""
     if path is None:
         return Dataset(standard_library())
-    return open_external(path, described) or Dataset(path)
+    # a directory, a file, or Megatron's prefix of two files
+    found = None if (path / NAME).exists() else megatron.find(path) or bins.find(path)
+    return ExternalDataset(path, found, described) if found else Dataset(path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,52 +78,35 @@ class TrainingData:
 
     def notes(self) -> list[str]:
         """Assumptions about the data, for people."""
-        return [
-            line
-            for dataset in self.datasets.values()
-            if isinstance(dataset, ExternalDataset)
-            for line in dataset.notes()
-        ]
-
-
-def open_data(settings: config.DataConfig) -> AnyDataset:
-    """Open the dataset of data.path."""
-    (dataset,) = _opened({"": settings.path}, settings).values()
-    return dataset
+        external = (dataset for dataset in self.datasets.values() if isinstance(dataset, ExternalDataset))
+        return [line for dataset in external for line in dataset.notes()]
 
 
 def training_data(settings: config.DataConfig) -> TrainingData:
     """Open what a run trains on: data.path, or data.mixture."""
-    if not settings.mixture:
-        return TrainingData(datasets={"": open_data(settings)}, mixture={})
-    datasets = _opened({name: component.path for name, component in settings.mixture.items()}, settings)
+    mixture: dict[str, Path | None] = {name: component.path for name, component in settings.mixture.items()}
+    described = Described(settings.tokenizer, settings.vocab, settings.separator)
+    datasets = {name: open_dataset(path, described) for name, path in (mixture or {"": settings.path}).items()}
     (first, one), *others = datasets.items()
+    if described and not any(isinstance(dataset, ExternalDataset) for dataset in datasets.values()):
+        raise ValueError(
+            "data.tokenizer, data.vocab and data.separator are for data that does not say: "
+            f"{one.path} is a prepared dataset and does; remove them"
+        )
     for name, other in others:
         if difference := tokenizers_differ(one, other):
+            both = f"{first} ({one.path}) and {name} ({other.path})"
             raise ValueError(
-                f"data.mixture: {first} ({one.path}) and {name} ({other.path}) have different tokenizers: "
-                f"{difference}; prepare them with the same one (of data that does not say: data.tokenizer, data.vocab, "
-                "data.separator)"
+                f"data.mixture: {both} have different tokenizers: {difference}; prepare them with the same one "
+                "(of data that does not say: data.tokenizer, data.vocab, data.separator)"
             )
     return TrainingData(datasets=datasets, mixture=settings.mixture)
 
 
-def _opened(paths: Mapping[str, Path | None], settings: config.DataConfig) -> dict[str, AnyDataset]:
-    described = Described(settings.tokenizer, settings.vocab, settings.separator)
-    datasets = {name: open_dataset(path, described) for name, path in paths.items()}
-    if described and not any(isinstance(dataset, ExternalDataset) for dataset in datasets.values()):
-        raise ValueError(
-            "data.tokenizer, data.vocab and data.separator are for data that does not say: "
-            f"{next(iter(datasets.values())).path} is a prepared dataset and does; remove them"
-        )
-    return datasets
-
-
 def described_by(dataset: AnyDataset) -> Described:
     """The description that a dataset gives one which belongs to it and does not say."""
-    return Described(
-        dataset.tokenizer_path, dataset.vocab, NO_SEPARATOR if dataset.separator is None else dataset.separator
-    )
+    separator = NO_SEPARATOR if dataset.separator is None else dataset.separator
+    return Described(dataset.tokenizer_path, dataset.vocab, separator)
 
 
 def tokenizers_differ(one: AnyDataset, other: AnyDataset) -> str:

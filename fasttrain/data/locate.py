@@ -29,65 +29,55 @@ SPLIT = "train"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Excerpt:
-    """The part of one document that a sample of a step holds."""
-
-    step: int
-    dp_rank: int
-    row: int  # in the rank's batch
-    component: str  # "" where there is one dataset
-    sample: int
-    start: int  # in the component's stream
-    stop: int
-    document: int | None = None  # None: the data has no index
-    bytes: tuple[int, int] | None = None  # of the document's text, if its tokens tell
-    source: DocumentSource | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Occurrence:
     """A place in a run where tokens of a document were inputs."""
 
     step: int
     dp_rank: int
-    row: int
+    row: int  # in the rank's batch
     sample: int
-    start: int
+    start: int  # in the component's stream
     stop: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Excerpt(Occurrence):
+    """The part of one document that a sample of a step holds."""
+
+    component: str  # "" where there is one dataset
+    document: int | None  # None: the data has no index
+    bytes: tuple[int, int] | None  # of the document's text, if its tokens tell
+    source: DocumentSource | None
 
 
 def documents_of(run: Path, steps: Iterable[int], most: int = 50) -> list[str]:
     """The documents of steps, in short: each once, at most `most` of them."""
     names: dict[str, None] = {}
-    for step in steps:
-        for excerpt in locate(run, step):
-            prefix = f"{excerpt.component}: " if excerpt.component else ""
-            names[f"{prefix}{excerpt.source or f'document {excerpt.document}'}"] = None
-            if len(names) == most:
-                return list(names)
+    for excerpt in (excerpt for step in steps for excerpt in locate(run, step)):
+        prefix = f"{excerpt.component}: " if excerpt.component else ""
+        names[f"{prefix}{excerpt.source or f'document {excerpt.document}'}"] = None
+        if len(names) == most:
+            break
     return list(names)
 
 
 def locate(run: Path, step: int) -> Iterator[Excerpt]:
     """Every document of a step, rank by rank and row by row."""
     segment = segment_at(run, step)
-    data = segment.open()
+    data, T = segment.open(), segment.data.sequence
     batches = segment.batches(data)
-    share = segment.sequences // segment.dp_size
-    T = segment.data.sequence
     lengths = {name: text_lengths(dataset) for name, dataset in data.datasets.items()}
     for number, (part, sample) in enumerate(zip(*batches.rows_at(step), strict=True)):
-        component = batches.components[part]
-        dataset = data.datasets[component.name]
-        dp_rank, row = divmod(number, share)
-        for start, stop, document in _documents(component.stream, int(sample) * T, T):
+        name, stream, *_ = batches.components[part]
+        dataset = data.datasets[name]
+        dp_rank, row = divmod(number, segment.sequences // segment.dp_size)
+        for start, stop, document in _documents(stream, int(sample) * T, T):
             source = None
             if isinstance(dataset, Dataset) and document is not None:
                 source = dataset.source(SPLIT, document)
             yield Excerpt(
-                step=step, dp_rank=dp_rank, row=row, component=component.name, sample=int(sample), start=start,
-                stop=stop, document=document, source=source,
-                bytes=_bytes(component.stream, start, stop, document, lengths[component.name]),
+                step=step, dp_rank=dp_rank, row=row, component=name, sample=int(sample), start=start, stop=stop,
+                document=document, source=source, bytes=_bytes(stream, start, stop, document, lengths[name]),
             )  # fmt: skip
 
 
@@ -96,18 +86,16 @@ def occurrences(run: Path, document: int, *, component: str = "", stop: int) -> 
     standing = read_segments(run)
     for segment, end in zip(standing, [*(later.step for later in standing[1:]), stop], strict=True):
         if segment.step < min(end, stop):
-            yield from sorted(
-                _occurrences_in(segment, document, component, min(end, stop)), key=lambda place: place.step
-            )
+            found = _occurrences_in(segment, document, component, min(end, stop))
+            yield from sorted(found, key=lambda place: place.step)
 
 
 def _occurrences_in(segment: DataSegment, document: int, component: str, end: int) -> Iterator[Occurrence]:
-    data = segment.open()
-    names = list(data.datasets)
+    data, T = segment.open(), segment.data.sequence
+    batches, names = segment.batches(data), list(data.datasets)
     if component not in names:
         raise ValueError(f"data: there is no component {component!r}; there are {', '.join(names)}")
-    batches, T = segment.batches(data), segment.data.sequence
-    part = next(i for i, found in enumerate(batches.components) if found.name == component)
+    part = names.index(component)
     begin, finish = document_span(batches.components[part].stream, document)
     for sample in range(begin // T, min((finish - 1) // T + 1, batches.sizes[part])):
         for step, row in batches.steps_of(part, sample, end):
@@ -145,9 +133,7 @@ def text_of(dataset: AnyDataset, start: int, stop: int) -> str:
     """Tokens of the training split, decoded; as numbers where there is no tokenizer."""
     tokens = dataset.split(SPLIT).windows(np.array([start]), stop - start)[0].tolist()
     tokenizer = _tokenizer(dataset)
-    if tokenizer is None:
-        return " ".join(map(str, tokens))
-    return tokenizer.decode(tokens, skip_special_tokens=False)
+    return tokenizer.decode(tokens, skip_special_tokens=False) if tokenizer else " ".join(map(str, tokens))
 
 
 def text_lengths(dataset: AnyDataset) -> np.ndarray | None:  # -> (vocab,) int64

@@ -18,8 +18,6 @@ epochs. A part that has reached its limit drops out, at a sample that is known i
 place by their weights. Between two such samples lies a phase, in which the mixture stays as it is.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from bisect import bisect_right
@@ -35,13 +33,8 @@ _Sides = np.uint64 | np.ndarray  # one dataset's, or those of each row
 ROUNDS = 8  # 4 would do for 10,000 samples; 6 leave short epochs uneven (tests/fasttrain/data/test_order.py)
 
 
-def samples_of_run(first: int, count: int, *, size: int, seed: int) -> np.ndarray:  # -> (count,) int64 below size
-    """Samples `first` to `first + count` of a run over a dataset of `size` samples."""
-    return samples_at(np.arange(first, first + count), size=size, seed=seed)
-
-
 def samples_at(numbers: np.ndarray, *, size: int, seed: int) -> np.ndarray:  # (n,) ascending -> (n,) int64 below size
-    """The samples of a run that have these numbers."""
+    """The samples of a run over a dataset of `size` samples that have these numbers."""
     epochs, places = np.divmod(numbers, size)
     out = np.empty(len(numbers), np.int64)
     for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):  # a step may lie in several
@@ -75,9 +68,8 @@ def permuted(places: np.ndarray, *, size: int, seed: int, epoch: int) -> np.ndar
 def places_of(samples: np.ndarray, *, size: int, seed: int, epoch: int) -> np.ndarray:  # (n,) int64 -> (n,) int64
     """The places of an epoch at which samples come: the inverse of `permuted`."""
     (a, b), keys = _sides(size), keys_of(seed, epoch)
-    return _below(
-        size, _network_back(samples.astype(np.uint64), a, b, keys), lambda out, _: _network_back(out, a, b, keys)
-    )
+    places = _network_back(samples.astype(np.uint64), a, b, keys)
+    return _below(size, places, lambda out, _: _network_back(out, a, b, keys))
 
 
 def _sides(size: int) -> tuple[np.uint64, np.uint64]:
@@ -111,12 +103,11 @@ def _network_back(places: np.ndarray, a: _Sides, b: _Sides, keys: np.ndarray) ->
     return left * b + right
 
 
-def hashed(
-    x: np.ndarray, key: np.uint64 | np.ndarray
-) -> np.ndarray:  # uint64 arrays wrap around silently, as meant here
+def hashed(x: np.ndarray, key: np.uint64 | np.ndarray) -> np.ndarray:
     """The finaliser of splitmix64: each bit of the input changes each bit of the result half of the time.
 
-    63 bits, so that half a place can be added without a wrap, which would break the permutation.
+    uint64 arrays wrap around silently, as meant here. 63 bits, so that half a place can be added without a wrap, which
+    would break the permutation.
     """
     x = x + key  # from here on in place: calls are many, and arrays short
     x ^= x >> 30

@@ -30,21 +30,22 @@ class DataSegment:
     datasets: dict[str, str]  # name and digest
     before: str | None = None  # the checkpoint that the run resumed from, if another run made it
 
-    def dump(self) -> str:
-        return json.dumps(asdict(self), default=str) + "\n"
-
     @classmethod
     def of(cls, line: dict[str, Any]) -> DataSegment:
-        return cls(**line | dict(cursor=DataCursor.of(line["cursor"]), data=_data(line["data"])))
+        data, mixture = line["data"], line["data"]["mixture"]
+        components = {name: config.ComponentConfig(**c | dict(path=Path(c["path"]))) for name, c in mixture.items()}
+        paths = {key: Path(data[key]) for key in ("path", "tokenizer") if data[key] is not None}
+        settings = config.DataConfig(**data | paths | dict(mixture=components))
+        return cls(**line | dict(cursor=DataCursor.of(line["cursor"]), data=settings))
 
     def open(self) -> TrainingData:
         """The data, if it still is what the run had."""
         data = training_data(self.data)
         for name, digest in data.digests.items():
-            if digest != self.datasets[name]:
+            if digest != (then := self.datasets[name]):
                 raise ValueError(
                     f"data: {data.datasets[name].path} is not what the run trained on (digest {digest[:12]}, was "
-                    f"{self.datasets[name][:12]}); put the former dataset there"
+                    f"{then[:12]}); put the former dataset there"
                 )
         return data
 
@@ -67,7 +68,7 @@ def with_absolute_paths(settings: config.DataConfig, data: TrainingData) -> conf
 def append_segment(run: Path, segment: DataSegment) -> None:
     """Append a line, and have it on the disk before the steps that it is about."""
     with open(RunDir(run).segments, "a") as file:
-        file.write(segment.dump())
+        file.write(json.dumps(asdict(segment), default=str) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
@@ -95,11 +96,3 @@ def segment_at(run: Path, step: int) -> DataSegment:
             f"{run} begins at step {first.step}, after {first.before}; ask the run that this checkpoint belongs to"
         )
     return found[-1]
-
-
-def _data(found: dict[str, Any]) -> config.DataConfig:
-    paths = {key: Path(found[key]) for key in ("path", "tokenizer") if found[key] is not None}
-    mixture = {
-        name: config.ComponentConfig(**part | dict(path=Path(part["path"]))) for name, part in found["mixture"].items()
-    }
-    return config.DataConfig(**found | paths | dict(mixture=mixture))

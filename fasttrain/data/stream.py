@@ -44,10 +44,8 @@ class TokenStream:
         self._header = header
         self._shards: list[_Mapped | None] = [None] * len(shards)  # mapped when first read
         self._ends = np.cumsum(lengths, dtype=np.int64)
-        self.document_ends: Any = index
-        if isinstance(index, Path):
-            self.document_ends = _Mapped(index, np.dtype("<i8")).array
-        last = len(self) if index is None else int(self.document_ends[-1])
+        self.document_ends: Any = _Mapped(index, np.dtype("<i8")).array if isinstance(index, Path) else index
+        last = len(self) if self.document_ends is None else int(self.document_ends[-1])
         if last != len(self):
             raise ValueError(
                 f"dataset: by {index}, the last document ends at token {last}, but there are {len(self)} tokens: the "
@@ -79,7 +77,10 @@ class TokenStream:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Where documents begin within windows: the row, and the offset in it from 1 to T, both ascending."""
         if self.document_ends is None:
-            return self._separators(windows)
+            if self.separator is None:
+                return np.empty(0, np.int64), np.empty(0, np.int64)
+            rows, offsets = np.divmod(np.flatnonzero(windows[:, 1:] == self.separator), windows.shape[1] - 1)
+            return rows, offsets + 1
         # int64 starts: numpy would convert the whole index to the type of other ones
         first = self.document_ends.searchsorted(starts, side="right")
         stop = self.document_ends.searchsorted(starts + (windows.shape[1] - 1), side="right")
@@ -90,12 +91,6 @@ class TokenStream:
         if self.separator is None:
             return rows, offsets
         return self._moved_to_separators(rows, offsets, windows)
-
-    def _separators(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if self.separator is None:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        rows, offsets = np.divmod(np.flatnonzero(windows[:, 1:] == self.separator), windows.shape[1] - 1)
-        return rows, offsets + 1
 
     def _moved_to_separators(
         self, rows: np.ndarray, offsets: np.ndarray, windows: np.ndarray
@@ -132,16 +127,11 @@ class _Mapped:
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:  # (n,) int64 -> (n, length)
         if not len(starts):
             return np.empty((0, length), self.array.dtype)
-        self._begin_to_read(starts, length)
-        width = self.array.itemsize
-        shape = (len(self) - length + 1, length)
-        return np.ndarray(shape, self.array.dtype, self._mapping, self._header, strides=(width, width))[starts]
-
-    def _begin_to_read(self, starts: np.ndarray, length: int) -> None:
-        """Ask for all pages, and return: they then come at once, not one after the other as they are used."""
+        # Ask for all pages first: they then come at once, not one after the other as they are used.
         width = self.array.itemsize
         first = self._header + starts * width
         begins = first // mmap.PAGESIZE * mmap.PAGESIZE
-        sizes = first + length * width - begins
-        for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
+        for begin, size in zip(begins.tolist(), (first + length * width - begins).tolist(), strict=True):
             self._mapping.madvise(mmap.MADV_WILLNEED, begin, size)
+        shape = (len(self) - length + 1, length)
+        return np.ndarray(shape, self.array.dtype, self._mapping, self._header, strides=(width, width))[starts]

@@ -1,12 +1,11 @@
 """Writing a dataset: documents go to a directory with a temporary name, which gets its own name once it is whole."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
 import uuid
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ def refuse_to_overwrite(path: Path) -> None:
         raise FileExistsError(f"dataset: {path} exists; choose another directory, or delete it first")
 
 
-class DatasetWriter:
+class DatasetWriter(AbstractContextManager["DatasetWriter"]):
     """Use as a context: leaving it completes the dataset, an exception within it discards everything.
 
     A process that is killed leaves a directory named .NAME.partial-..., which never opens as a dataset.
@@ -65,23 +64,21 @@ class DatasetWriter:
         number = self._files.documents(split)
         if len(tokens) == 0:
             raise ValueError(f"dataset: document {number} of {split} is empty; drop empty documents")
-        if tokens.min() < 0 or tokens.max() >= self._vocab:
+        low, high = tokens.min(), tokens.max()
+        if low < 0 or high >= self._vocab:
             raise ValueError(
-                f"dataset: document {number} of {split} has tokens from {tokens.min()} to {tokens.max()}, "
-                f"outside the vocabulary of {self._vocab}; is this the right tokenizer?"
+                f"dataset: document {number} of {split} has tokens from {low} to {high}, outside the vocabulary of "
+                f"{self._vocab}; is this the right tokenizer?"
             )
         if (tokens == self._separator).any():
             raise ValueError(
-                f"dataset: document {number} of {split} contains the separator {self._separator}, which is "
-                "added between documents; encode text without special tokens"
+                f"dataset: document {number} of {split} contains the separator {self._separator}, which is added "
+                "between documents; encode text without special tokens"
             )
         assert (source is None) == (self._sources is None), "all documents have a source, or none"
         whole = np.concatenate([[self._separator], tokens]).astype(self._files.dtype)
         sources = None if source is None else np.array([source], RECORD)
         self._files.add(split, whole, lengths=np.array([len(whole)]), num_bytes=num_bytes, sources=sources)
-
-    def __enter__(self) -> DatasetWriter:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
@@ -168,53 +165,46 @@ class _SplitWriter:
 
     def __init__(self, directory: Path, name: str, shard_tokens: int, state: dict[str, Any] | None) -> None:
         self._directory, self._name, self._shard_tokens = directory, name, shard_tokens
-        state = state or dict(documents=0, tokens=0, bytes=0, shards=[], left=shard_tokens, open={})
+        state = state or dict(documents=0, tokens=0, bytes=0, shards=[], left=shard_tokens, open=dict(shard=0, index=0))
         self.documents, self._tokens, self._bytes = state["documents"], state["tokens"], state["bytes"]
         self._shards = [FileChecksum(**shard) for shard in state["shards"]]
         self._left = state["left"]  # tokens that fit into the shard
-        sizes = state["open"]
-        self._shard = self._open_shard(sizes.get("shard", 0))
-        self._index = appended(directory / f"{name}.documents", sizes.get("index", 0))
-        self._sources: HashedFile | None = None
-        if "sources" in sizes:
-            self._sources = self._open_sources(sizes["sources"])
+        self._open = {kind: self._opened(kind, size) for kind, size in state["open"].items()}
 
     def add(self, tokens: np.ndarray, lengths: np.ndarray, num_bytes: int, sources: np.ndarray | None) -> None:
-        self._index.write((self._tokens + np.cumsum(lengths)).astype("<i8").tobytes())
+        self._open["index"].write((self._tokens + np.cumsum(lengths)).astype("<i8").tobytes())
         self.documents += len(lengths)
         self._tokens += len(tokens)
         self._bytes += num_bytes
         if sources is not None:
-            self._sources = self._sources or self._open_sources(0)
-            self._sources.write(sources.tobytes())
+            if "sources" not in self._open:
+                self._open["sources"] = self._opened("sources")
+            self._open["sources"].write(sources.tobytes())
         while len(tokens):
             if not self._left:
-                self._shards.append(self._shard.finish())
-                self._shard, self._left = self._open_shard(0), self._shard_tokens
+                self._shards.append(self._open["shard"].finish())
+                self._open["shard"], self._left = self._opened("shard"), self._shard_tokens
             head, tokens = tokens[: self._left], tokens[self._left :]
-            self._shard.write(head.tobytes())
+            self._open["shard"].write(head.tobytes())
             self._left -= len(head)
 
     def sync(self) -> dict[str, Any]:
-        sizes = dict(shard=self._shard.sync(), index=self._index.sync())
-        if self._sources:
-            sizes["sources"] = self._sources.sync()
-        shards = [asdict(shard) for shard in self._shards]
-        totals = dict(documents=self.documents, tokens=self._tokens, bytes=self._bytes)
-        return totals | dict(shards=shards, left=self._left, open=sizes)
-
-    def close(self) -> Split:
-        return Split(
-            tokens=self._tokens, documents=self.documents, bytes=self._bytes,
-            shards=(*self._shards, self._shard.finish()), index=self._index.finish(),
-            sources=self._sources.finish() if self._sources else None,
+        return dict(
+            documents=self.documents, tokens=self._tokens, bytes=self._bytes, left=self._left,
+            shards=[asdict(shard) for shard in self._shards],
+            open={kind: file.sync() for kind, file in self._open.items()},
         )  # fmt: skip
 
-    def _open_shard(self, size: int) -> HashedFile:
-        return appended(self._directory / f"{self._name}-{len(self._shards):05}.tokens", size)
+    def close(self) -> Split:
+        last = {kind: file.finish() for kind, file in self._open.items()}
+        return Split(
+            tokens=self._tokens, documents=self.documents, bytes=self._bytes, shards=(*self._shards, last["shard"]),
+            index=last["index"], sources=last.get("sources"),
+        )  # fmt: skip
 
-    def _open_sources(self, size: int) -> HashedFile:
-        return appended(self._directory / f"{self._name}.sources", size)
+    def _opened(self, kind: str, size: int = 0) -> HashedFile:
+        endings = dict(shard=f"-{len(self._shards):05}.tokens", index=".documents", sources=".sources")
+        return appended(self._directory / f"{self._name}{endings[kind]}", size)
 
 
 def appended(path: Path, keep: int) -> HashedFile:

@@ -4,8 +4,6 @@ A rank that fails alone leaves the others waiting for it in their next collectiv
 So each call ends with one exchange, in which a rank brings its result or its error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -38,8 +36,10 @@ def on_all(group: dist.ProcessGroup | None, work: Callable[[], T]) -> list[T]:
     failures: dict[int, str] = {}
     try:
         result = work()
-    except BaseException as error:  # CheckpointException is no Exception
-        failures = _causes(error, rank_in(group))
+    except CheckpointException as error:  # torch's, which every rank gets, with the errors of all
+        failures = {rank: text_of(cause) for rank, (cause, _) in error.failures.items()}
+    except BaseException as error:
+        failures = {rank_in(group): text_of(error)}
     everyone = _exchange(group, (result, failures))
     failures = {rank: cause for _, theirs in everyone for rank, cause in theirs.items()}
     if failures:
@@ -55,12 +55,6 @@ def on_main(group: dist.ProcessGroup | None, work: Callable[[], T]) -> T:
 
 def text_of(error: BaseException) -> str:
     return str(error) if isinstance(error, Reason) else f"{type(error).__name__}: {error}"
-
-
-def _causes(error: BaseException, rank: int) -> dict[int, str]:
-    if isinstance(error, CheckpointException):  # torch's, which every rank gets, with the errors of all
-        return {rank: text_of(cause) for rank, (cause, _) in error.failures.items()}
-    return {rank: text_of(error)}
 
 
 def _exchange(group: dist.ProcessGroup | None, mine: Any) -> list[Any]:

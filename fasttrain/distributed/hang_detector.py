@@ -128,12 +128,9 @@ def _await(store: dist.Store, word: str, ranks: Iterable[int], seconds: float) -
 
 def _end_after(seconds: float) -> None:
     """Whatever the other threads do. Streams were flushed line by line; nothing that counts is half-written."""
-
-    def end() -> None:
-        time.sleep(seconds)
-        os._exit(ExitCode.RANK_FAILURE)
-
-    threading.Thread(target=end, daemon=True).start()
+    timer = threading.Timer(seconds, os._exit, [ExitCode.RANK_FAILURE])
+    timer.daemon = True
+    timer.start()
 
 
 def _where_it_hangs() -> str:

@@ -10,8 +10,6 @@ forward to the end of backward: with a tied head, both ends of a step need them.
 averaged: the loss is divided by the valid tokens of all ranks before backward (fasttrain.train.step).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +44,8 @@ def parallelize(model: Decoder, parallel: config.ParallelConfig, runtime: Runtim
     fully_shard(model, mesh=runtime.mesh, mp_policy=precision, reshard_after_forward=False)
     for method in ("stats", "logits"):
         register_fsdp_forward_method(model, method)
-    for unit in _units(model):
+    for unit in (model, *model.blocks):
+        assert isinstance(unit, FSDPModule)
         unit.set_gradient_divide_factor(1.0)
         # gloo has no scaled sum, and NCCL needs none
         unit.set_force_sum_reduction_for_comms(True)
@@ -86,8 +85,7 @@ def _prepared(forward: Callable[..., Any], recompute: str, compiled: bool) -> Ca
 
 def _saved(_: object, op: Any, *args: object, **kwargs: object) -> CheckpointPolicy:
     """Selective: matmuls and attention, the costly part of a block, are not computed again."""
-    name = str(op)
-    costly = op in _MATMULS or "attention" in name
+    costly = op in _MATMULS or "attention" in str(op)
     return CheckpointPolicy.MUST_SAVE if costly else CheckpointPolicy.PREFER_RECOMPUTE
 
 
@@ -99,7 +97,3 @@ _RECOMPUTE: dict[str, dict[str, Any]] = {
     "full": {},
     "selective": {"context_fn": functools.partial(create_selective_checkpoint_contexts, _saved)},
 }
-
-
-def _units(model: Decoder) -> list[FSDPModule]:
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]

@@ -8,8 +8,6 @@ before it, and glibc would give blocks beyond 32 MB back to the system. The next
 4 KB of them, 10,000 to 50,000 in a step of a small model.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil
@@ -18,11 +16,10 @@ import sysconfig
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -74,9 +71,7 @@ class Runtime:
     @property
     def dp_group(self) -> dist.ProcessGroup:
         """The ranks that share a step's batch."""
-        group = dist.group.WORLD
-        assert group is not None
-        return group
+        return dist.group.WORLD  # type: ignore[return-value]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -92,7 +87,8 @@ class Runtime:
 @contextmanager
 def start(parallel: config.ParallelConfig) -> Iterator[Runtime]:
     """Join the ranks of the run; leave them at the end."""
-    rank, world_size, local = (int(os.environ.get(name, default)) for name, default in _ENVIRONMENT)
+    environment = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+    rank, world_size, local = (int(os.environ.get(name, default)) for name, default in environment)
     device = _device(parallel.device, local)
     if problem := parallel.indivisible(world_size):
         raise ValueError(problem)
@@ -109,18 +105,11 @@ def start(parallel: config.ParallelConfig) -> Iterator[Runtime]:
     else:
         store = dist.HashStore()
         backend = "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
-    dist.init_process_group(
-        backend,
-        store=store,
-        rank=rank,
-        world_size=world_size,
-        timeout=timeout,
-        device_id=device if backend == "nccl" and world_size > 1 else None,
-    )
+    bound = device if backend == "nccl" and world_size > 1 else None
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout, device_id=bound)
+    answers = dist.PrefixStore("hang detector", store)
     try:
-        with HangDetector(
-            dist.PrefixStore("hang detector", store), rank, world_size, parallel.timeout
-        ) as hang_detector:
+        with HangDetector(answers, rank, world_size, parallel.timeout) as hang_detector:
             yield Runtime(
                 device=device,
                 precision=resolve_precision(parallel.precision, device),
@@ -135,23 +124,16 @@ def start(parallel: config.ParallelConfig) -> Iterator[Runtime]:
         dist.destroy_process_group()
 
 
-_ENVIRONMENT = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
-
-
 def _device(asked: str, local: int) -> torch.device:
     available = torch.cuda.is_available()
     if asked == "cuda" and not available:
-        raise ValueError(
-            f"parallel.device is cuda, but torch {torch.__version__} sees no GPU; set parallel.device to cpu or auto, "
-            "or install a CUDA build of torch and the driver"
-        )
+        remedy = "set it to cpu or auto, or install a CUDA build of torch and the driver"
+        raise ValueError(f"parallel.device is cuda, but torch {torch.__version__} sees no GPU; {remedy}")
     if asked == "cpu" or not available:
         return torch.device("cpu")
-    if local >= torch.cuda.device_count():
-        raise ValueError(
-            f"this is process {local} of its machine, which has {torch.cuda.device_count()} GPUs; "
-            f"start torchrun with --nproc_per_node={torch.cuda.device_count()}, or set parallel.device to cpu"
-        )
+    if local >= (count := torch.cuda.device_count()):
+        remedy = f"start torchrun with --nproc_per_node={count}, or set parallel.device to cpu"
+        raise ValueError(f"this is process {local} of its machine, which has {count} GPUs; {remedy}")
     return torch.device("cuda", local)
 
 
@@ -165,11 +147,9 @@ def resolve_precision(asked: str, device: torch.device) -> str:
 
 
 def _mesh(device: torch.device, world_size: int, dp_replicate: int) -> DeviceMesh:
-    if dp_replicate == 1:
-        return init_device_mesh(device.type, (world_size,), mesh_dim_names=("dp_shard",))
-    return init_device_mesh(
-        device.type, (dp_replicate, world_size // dp_replicate), mesh_dim_names=("dp_replicate", "dp_shard")
-    )
+    axes = {"dp_replicate": dp_replicate} if dp_replicate > 1 else {}
+    axes["dp_shard"] = world_size // dp_replicate
+    return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
 
 def _store_of_this_start(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
@@ -204,15 +184,13 @@ _NAME = "fasttrain/start"
 def stop_signals() -> Iterator[list[int]]:
     """SIGTERM, Ctrl-C and SIGUSR1 (Slurm) are noted: the run saves after the step. The second one ends it at once."""
     received: list[int] = []
-    previous: dict[signal.Signals, Any] = {}
 
     def note(number: int, _: object) -> None:
         received.append(number)
         # Python's own handler of Ctrl-C would unwind, and wait for a save that may be what hangs.
         signal.signal(number, signal.SIG_DFL)
 
-    for noted in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        previous[noted] = signal.signal(noted, note)
+    previous = {noted: signal.signal(noted, note) for noted in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     try:
         yield received
     finally:
@@ -223,10 +201,8 @@ def stop_signals() -> Iterator[list[int]]:
 def _end_with_parent() -> None:
     """Linux: a rank whose torchrun was killed ends too, instead of holding its GPU for the next run to find."""
     PR_SET_PDEATHSIG = 1
-    try:
+    with suppress(AttributeError, OSError):  # another system
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (AttributeError, OSError):  # another system
-        return
 
 
 def cpp_compiler() -> str:

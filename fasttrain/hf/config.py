@@ -4,8 +4,6 @@ implement is refused by its name.
 Dropout and initializer_range are settings of a training run, not of the model: those of our run count.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -7,8 +7,6 @@ Weights go from a checkpoint's files to safetensors, without ever holding the mo
 In memory are one file of the result, and what is read at once for it. Optimizer state is not read.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

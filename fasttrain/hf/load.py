@@ -4,8 +4,6 @@ Each rank reads the rows of its own shards, a few at a time, and no others. All 
 before the first weight is read.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack

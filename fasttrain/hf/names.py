@@ -3,8 +3,6 @@
 The decoder packs projections that read the same input, and gives each norm to the block before it (fasttrain.model).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

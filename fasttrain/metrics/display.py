@@ -8,12 +8,8 @@
 Validations and notes are lines that stay, above the live ones. The speed is that of the last steps (Pace), so that
 neither compilation nor a hiccup decides about the time that is left; loss and norm are of this step alone. The curve is
 the loss since the process started (Sparkline).
-
-A terminal that is too narrow gets fewer figures. One that is gone, or a log on a full disk, costs lines, with one
-warning, and not the run.
+A narrow terminal gets fewer figures. One that is gone, or a full disk, costs lines, with one warning, and not the run.
 """
-
-from __future__ import annotations
 
 import logging
 import math
@@ -21,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from time import monotonic
-from typing import NamedTuple
 
 from rich.console import Console, Group, OverflowMethod
 from rich.live import Live
@@ -36,40 +31,27 @@ from fasttrain.units import clock, count, fixed, percent
 _STEPS = 20
 
 
-class _Step(NamedTuple):
-    seconds: float
-    tokens: float
-    waited: float  # seconds
-    used: float  # seconds that a perfect device would have taken
-
-
 class Pace:
     """Of the last steps of this process. The first counts only as long as it is the only one."""
 
     def __init__(self) -> None:
-        self._steps: deque[_Step] = deque(maxlen=_STEPS)
+        self._steps: deque[Mapping[str, float]] = deque(maxlen=_STEPS)
         self._settled = False
 
     def add(self, values: Mapping[str, float]) -> None:
-        seconds = values["step_seconds"]
         if len(self._steps) == 1 and not self._settled:
             self._steps.clear()
             self._settled = True
-        tokens, used = values["tokens_per_second"] * seconds, values["mfu"] * seconds
-        self._steps.append(_Step(seconds, tokens, values["data_wait"], used))
+        self._steps.append(values)
 
-    @property
-    def tokens_per_second(self) -> float:
-        return sum(step.tokens for step in self._steps) / self._seconds
-
-    @property
-    def mfu(self) -> float:
-        return sum(step.used for step in self._steps) / self._seconds
+    def mean(self, name: str) -> float:
+        """Of a figure, over time."""
+        return sum(step[name] * step["step_seconds"] for step in self._steps) / self._seconds
 
     @property
     def data_share(self) -> float:
         """Of the time, that was spent waiting for data."""
-        return sum(step.waited for step in self._steps) / self._seconds
+        return sum(step["data_wait"] for step in self._steps) / self._seconds
 
     def remaining(self, steps: int) -> float | None:
         """Seconds that so many steps will take; None: too early to say."""
@@ -77,7 +59,7 @@ class Pace:
 
     @property
     def _seconds(self) -> float:
-        return sum(step.seconds for step in self._steps)
+        return sum(step["step_seconds"] for step in self._steps)
 
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -94,10 +76,9 @@ class Sparkline:
 
     def add(self, value: float) -> None:
         self._open.append(value)
-        if len(self._open) < self._width:
-            return
-        self._points.append(_mean(self._open))
-        self._open = []
+        if len(self._open) == self._width:
+            self._points.append(_mean(self._open))
+            self._open = []
         if len(self._points) == _POINTS:
             self._points = _merged(self._points, _POINTS // 2)
             self._width *= 2
@@ -121,7 +102,7 @@ def _merged(points: Sequence[float], columns: int) -> list[float]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return sum(values) / len(values)  # fmean raises for inf beside -inf
 
 
 def _block(value: float, low: float, high: float) -> str:
@@ -140,7 +121,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Display:
-    """Use as a context, or call close(): the terminal is given back."""
+    """What a run shows; close() gives the terminal back."""
 
     def __init__(
         self,
@@ -168,7 +149,7 @@ class Display:
             if last or monotonic() - self._drawn >= _REFRESH:
                 self._safely(lambda: self._draw(step, values))
         elif last or step % self._every == 0:
-            self._print(self._line(step, values))
+            self._print(f"step {self._count(step)}  {_joined(self._figures(step, values))}")
 
     def validation(self, step: int, name: str, values: Mapping[str, float]) -> None:
         """A line that stays."""
@@ -196,12 +177,6 @@ class Display:
         if self._live:
             live, self._live = self._live, None
             self._safely(live.stop)
-
-    def __enter__(self) -> Display:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _print(self, text: str) -> None:
         encoding = self._console.encoding
@@ -246,20 +221,15 @@ class Display:
 
     def _progress(self, step: int, columns: int, *, lr: str, eta: str) -> Table | Text:
         """Without the learning rate, or even the bar, where they do not fit."""
-        count, right = f"step {self._count(step).strip()}", f"lr {lr}  eta {eta}"
-        if len(f"{count}  {right}") + _BAR > columns:
-            right = f"eta {eta}"
-        if len(f"{count}  {right}") + _BAR > columns:
-            return Text(f"{count} {right}", no_wrap=True, overflow="crop")
-        top = Table.grid(padding=(0, 1), expand=True)
-        top.add_column(no_wrap=True)
-        top.add_column(ratio=1)
-        top.add_column(no_wrap=True)
-        top.add_row(Text(count), ProgressBar(total=self._steps, completed=step), Text(right))
-        return top
-
-    def _line(self, step: int, values: Mapping[str, float]) -> str:
-        return f"step {self._count(step)}  {_joined(self._figures(step, values))}"
+        count = f"step {self._count(step).strip()}"
+        for right in (f"lr {lr}  eta {eta}", f"eta {eta}"):
+            if len(f"{count}  {right}") + _BAR <= columns:
+                top = Table.grid(padding=(0, 1), expand=True)
+                for ratio in (None, 1, None):
+                    top.add_column(no_wrap=True, ratio=ratio)
+                top.add_row(Text(count), ProgressBar(total=self._steps, completed=step), Text(right))
+                return top
+        return Text(f"{count} {right}", no_wrap=True, overflow="crop")
 
     def _count(self, step: int) -> str:
         return f"{step:>{max(5, len(str(self._steps)))}}/{self._steps}"
@@ -270,8 +240,8 @@ class Display:
             "loss": f"{fixed(values['loss'], 3):>6}",
             "norm": f"{fixed(values['grad_norm'], 2):>5}",
             "lr": f"{values['lr']:.1e}",
-            "speed": f"{count(self._pace.tokens_per_second, 3):>5} tok/s",
-            "MFU": f"{percent(self._pace.mfu):>4}",
+            "speed": f"{count(self._pace.mean('tokens_per_second'), 3):>5} tok/s",
+            "MFU": f"{percent(self._pace.mean('mfu')):>4}",
             "mem": f"{fixed(values['memory'] / 1e9, 1):>5} GB",
             "data": f"{percent(self._pace.data_share):>4}",
             "eta": f"{clock(self._pace.remaining(self._steps - step)):>8}",

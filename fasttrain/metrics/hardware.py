@@ -9,14 +9,13 @@ figures, which data sheets print first, are twice that and nothing that trains r
 measured.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import platform
 import resource
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -62,12 +61,11 @@ def device_name(device: torch.device) -> str:
     """Of the GPU, or of the processor as Linux knows it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
-        with open("/proc/cpuinfo") as file:
-            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    except OSError:  # another system
-        names = []
-    return names[0] if names else platform.machine()
+    with suppress(OSError), open("/proc/cpuinfo") as file:  # OSError: another system
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def device_memory(device: torch.device) -> int:
@@ -111,49 +109,41 @@ _logger = logging.getLogger(__name__)
 
 
 class GpuSensors:
-    """The sensors of one GPU. `hint` says why there are none and what to do about it; empty where there are."""
+    """The sensors of one GPU, as far as it has some: `fasttrain doctor` says why there are none, and the remedy."""
 
     def __init__(self, device: torch.device) -> None:
-        self.hint = ""
         self._nvml: Any = None
         self._sensors: list[Callable[[], dict[str, float]]] = []
         self._last: dict[str, float] = {}
         self._due = 0.0
         if device.type != "cuda":
-            self.hint = f"GPU sensors: none, the run is on {device.type}"
             return
-        try:
+        with suppress(ImportError):
             self._nvml = importlib.import_module("pynvml")
-        except ImportError:
-            self.hint = "GPU sensors: none, nvidia-ml-py is not installed; pip install 'fasttrain[nvml]'"
-            return
-        try:
-            self._nvml.nvmlInit()
-            # By its identity: CUDA_VISIBLE_DEVICES renumbers GPUs for torch and not for NVML.
-            uuid = torch.cuda.get_device_properties(device).uuid
-            self._sensors = _sensors(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
-        except (self._nvml.NVMLError, AttributeError) as error:  # AttributeError: a GPU without uuid, not NVIDIA's
-            self.hint = f"GPU sensors: none, NVML does not know {device}: {error}; does nvidia-smi list it?"
+        if self._nvml:
+            # AttributeError: a GPU without uuid, not NVIDIA's. By its identity: CUDA_VISIBLE_DEVICES renumbers GPUs for
+            # torch and not for NVML.
+            with suppress(self._nvml.NVMLError, AttributeError):
+                self._nvml.nvmlInit()
+                uuid = torch.cuda.get_device_properties(device).uuid
+                self._sensors = _sensors(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
 
     def read(self) -> dict[str, float]:
         """The readings of now, or of at most a second ago; {} without sensors."""
-        if self._sensors and monotonic() >= self._due:
-            self._last = self._read()
-            self._due = monotonic() + _INTERVAL
-        return dict(self._last)
-
-    def _read(self) -> dict[str, float]:
-        readings: dict[str, float] = {}
+        if not self._sensors or monotonic() < self._due:
+            return dict(self._last)
+        self._last = {}
         for sensor in list(self._sensors):
             try:
-                readings |= sensor()
+                self._last |= sensor()
             except self._nvml.NVMLError_NotSupported:  # by this card: fans and power of laptops, for one
                 self._sensors.remove(sensor)
             except self._nvml.NVMLError as error:
                 _logger.warning("GPU sensors: %s; no more readings in this run, see nvidia-smi and dmesg", error)
-                self._sensors.clear()
-                return {}
-        return readings
+                self._sensors, self._last = [], {}
+                break
+        self._due = monotonic() + _INTERVAL
+        return dict(self._last)
 
 
 def _sensors(nvml: Any, gpu: Any) -> list[Callable[[], dict[str, float]]]:

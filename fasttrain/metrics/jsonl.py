@@ -10,8 +10,6 @@ writing. A resumed run goes back to its checkpoint and writes some steps again: 
 the file keeps what happened.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -33,8 +31,9 @@ class LineFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by close)
-        self._whole = _ends_with_newline(path)
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115  (closed by close)
+        self._file.seek(max(self._file.tell() - 1, 0))
+        self._whole = self._file.read(1) in (b"\n", b"")
         self._warned = False
 
     def append(self, line: Mapping[str, Any]) -> None:
@@ -57,9 +56,8 @@ class JsonLines:
 
     def __init__(self, rundir: RunDir) -> None:
         rundir.path.mkdir(parents=True, exist_ok=True)
-        self._metrics, self._validation, self._events = map(
-            LineFile, (rundir.metrics, rundir.validations, rundir.events)
-        )
+        files = (rundir.metrics, rundir.validations, rundir.events)
+        self._metrics, self._validation, self._events = map(LineFile, files)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         self._metrics.append({"step": step, "time": time.time(), **values})
@@ -151,13 +149,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _ends_with_newline(path: Path) -> bool:
-    """True of an empty file too."""
-    with open(path, "rb") as file:
-        end = file.seek(0, 2)
-        if end == 0:
-            return True
-        file.seek(end - 1)
-        return file.read() == b"\n"

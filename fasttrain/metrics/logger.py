@@ -4,8 +4,6 @@ JSON lines are always written. The other sinks are for looking on, and no run di
 class with the four methods of Sink, and a line in SINKS: docs/metrics.md has an example.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +15,7 @@ from fasttrain.config_toml import to_toml
 from fasttrain.events import Event
 from fasttrain.metrics.display import Display
 from fasttrain.metrics.jsonl import JsonLines
-from fasttrain.metrics.record import News, Note, Rewind, SavedNote, StepRecord, ValidationRecord
+from fasttrain.metrics.record import News, Note, Rewind, StepRecord, ValidationRecord
 from fasttrain.metrics.tensorboard import TensorBoard
 from fasttrain.metrics.weights_and_biases import WeightsAndBiases
 from fasttrain.rundir import RunDir
@@ -51,23 +49,8 @@ class Sinks:
         opened = [open_sink(options) for open_sink in SINKS] if is_main else []
         self._sinks = [sink for sink in opened if sink is not None]
 
-    def step(self, step: int, values: Mapping[str, float]) -> None:
-        """The figures of a training step."""
-        self._each("step", step, values)
-
-    def validation(self, step: int, name: str, values: Mapping[str, float]) -> None:
-        """The figures of the validation set `name` after a step."""
-        self._each("validation", step, name, values)
-
-    def event(self, event: Event) -> None:
-        self._each("event", event)
-
-    def close(self, exit_code: int = 0) -> None:
-        """exit_code: other than 0, W&B shows the run as failed."""
-        self._each("close", exit_code)
-        self._sinks = []
-
-    def _each(self, method: str, *arguments: object) -> None:
+    def each(self, method: str, *arguments: object) -> None:
+        """Call a method of Sink on all of them."""
         for sink in list(self._sinks):
             try:
                 getattr(sink, method)(*arguments)
@@ -75,10 +58,13 @@ class Sinks:
                 if isinstance(sink, JsonLines):  # which handles a full disk itself: this is a mistake of the caller
                     raise
                 self._sinks.remove(sink)
-                name = type(sink).__name__
-                _logger.warning(
-                    "metrics: continues without %s, which failed: %s: %s", name, type(error).__name__, error
-                )
+                name, kind = type(sink).__name__, type(error).__name__
+                _logger.warning("metrics: continues without %s, which failed: %s: %s", name, kind, error)
+
+    def close(self, exit_code: int = 0) -> None:
+        """exit_code: other than 0, W&B shows the run as failed."""
+        self.each("close", exit_code)
+        self._sinks = []
 
 
 class RunLogger:
@@ -106,19 +92,18 @@ class RunLogger:
         for item in news:
             match item:
                 case StepRecord():
-                    self._sinks.step(item.step, item.values)
+                    self._sinks.each("step", item.step, item.values)
                     self._display.step(item.step, item.values)
                 case ValidationRecord():
-                    self._sinks.validation(*item)
+                    self._sinks.each("validation", *item)
                     self._display.validation(*item)
                 case Event():
-                    self._sinks.event(replace(item, tokens=self._tokens_at(item.step), time=time.time()))
+                    self._sinks.each("event", replace(item, tokens=self._tokens_at(item.step), time=time.time()))
                     self._display.event(item)
                 case Note():
                     self._display.note(item.text)
-                case SavedNote():
-                    self._display.note(item.text)
-                    self._refresh_report(True)
+                    if item.saved:
+                        self._refresh_report(True)
                 case Rewind():
                     self._sinks.close(0)
                     self._sinks = self._open_sinks(item.step)
@@ -134,26 +119,17 @@ class RunLogger:
         self._sinks.close(1)
 
     def _open_sinks(self, step: int) -> Sinks:
-        options = SinkOptions(
-            run=RunDir(self._settings.out),
-            log=self._settings.log,
-            config_toml=to_toml(self._settings),
-            resume_step=step,
-        )
+        run, toml = RunDir(self._settings.out), to_toml(self._settings)
+        options = SinkOptions(run=run, log=self._settings.log, config_toml=toml, resume_step=step)
         return Sinks(options, is_main=self._is_main)
 
     def _tokens_at(self, step: int) -> int:
         return self._tokens + (step - self._step) * self._settings.batch.sequences * self._settings.data.sequence
 
 
-def _json_lines(options: SinkOptions) -> Sink:
-    return JsonLines(options.run)
-
-
 def _weights_and_biases(options: SinkOptions) -> Sink | None:
-    if not options.log.wandb:
-        return None
-    return WeightsAndBiases(options.run, options.log.wandb, config_toml=options.config_toml)
+    project = options.log.wandb
+    return WeightsAndBiases(options.run, project, config_toml=options.config_toml) if project else None
 
 
 def _tensorboard(options: SinkOptions) -> Sink | None:
@@ -171,4 +147,5 @@ def _tensorboard(options: SinkOptions) -> Sink | None:
 
 
 # Each opens its sink for a run, or gives None if the run does not ask for it.
-SINKS: list[Callable[[SinkOptions], Sink | None]] = [_json_lines, _weights_and_biases, _tensorboard]
+SINKS: list[Callable[[SinkOptions], Sink | None]]
+SINKS = [lambda options: JsonLines(options.run), _weights_and_biases, _tensorboard]

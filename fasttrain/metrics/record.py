@@ -1,7 +1,5 @@
 """What there is to log: the figures of a step, of a validation, and lines for the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -40,12 +38,7 @@ class Note(NamedTuple):
     """A line on the terminal."""
 
     text: str
-
-
-class SavedNote(NamedTuple):
-    """A line about a checkpoint that was saved: the report is due."""
-
-    text: str
+    saved: bool = False  # it is about a checkpoint that was saved: the report is due
 
 
 class Rewind(NamedTuple):
@@ -54,4 +47,4 @@ class Rewind(NamedTuple):
     step: int
 
 
-News = StepRecord | ValidationRecord | Event | Note | SavedNote | Rewind
+News = StepRecord | ValidationRecord | Event | Note | Rewind

@@ -17,30 +17,28 @@ GPU, and what the host does meanwhile costs nothing. Nobody waits for a mark; wh
 waits for its end, so a loop asks for those of the step before.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 from time import perf_counter
+from typing import Any, NamedTuple
 
 import torch
 
 Instant = float | torch.cuda.Event
 
 
-class PhaseTimes:
+class PhaseTimes(NamedTuple):
     """The marks of one step."""
 
-    def __init__(self, names: Sequence[str], instants: Sequence[Instant]) -> None:
-        """instants: one more than names; phase i lies between instants i and i + 1."""
-        self._names, self._instants = names, instants
+    names: Sequence[str]
+    instants: Sequence[Instant]  # one more; phase i lies between instants i and i + 1
 
     def seconds(self) -> dict[str, float]:
         """Seconds of each phase, in the order of first marks; marks of the same name add up. Waits for a GPU."""
         phases: dict[str, float] = {}
-        end = self._instants[-1]
-        if not isinstance(end, float):
+        if isinstance(end := self.instants[-1], torch.cuda.Event):
             end.synchronize()
-        for name, before, after in zip(self._names, self._instants, self._instants[1:], strict=False):
+        for name, (before, after) in zip(self.names, pairwise(self.instants), strict=True):
             phases[name] = phases.get(name, 0.0) + _between(before, after)
         return phases
 
@@ -49,7 +47,7 @@ class StepTimer:
     """Runs from the moment that it is made."""
 
     def __init__(self, device: torch.device) -> None:
-        self._now = _event_clock(device) if device.type == "cuda" else perf_counter
+        self._device = device
         self._names: list[str] = []
         self._instants: list[Instant] = [self._now()]
 
@@ -68,19 +66,13 @@ class StepTimer:
         """The seconds of a step at once, for code outside the loop: waits for a GPU."""
         return self.end_step().seconds()
 
-
-def _event_clock(device: torch.device) -> Callable[[], Instant]:
-    def now() -> torch.cuda.Event:
+    def _now(self) -> Instant:
+        if self._device.type != "cuda":
+            return perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(device))
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
-    return now
 
-
-def _between(before: Instant, after: Instant) -> float:
-    if isinstance(before, float) or isinstance(after, float):
-        assert isinstance(before, float)
-        assert isinstance(after, float)
-        return after - before
-    return before.elapsed_time(after) / 1000  # milliseconds
+def _between(before: Any, after: Any) -> float:
+    return after - before if isinstance(before, float) else before.elapsed_time(after) / 1000  # milliseconds

@@ -7,8 +7,6 @@ The values of a step are one event. SummaryWriter.add_scalar makes one of each, 
 to the writing thread: 25 values then take 1.8 ms of CPU time instead of 0.6.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ W&B's own steps only go up, and it drops what is logged for an earlier one. A re
 So "step" is logged as a value like the others, and is the x axis of all of them.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import tomllib

@@ -2,9 +2,7 @@
 nothing. docs/monitor.md explains all of it.
 """
 
-from fasttrain.monitor.diagnosis import Diagnosis, diagnose
-from fasttrain.monitor.mfu import MfuContext, MfuMonitor
+from fasttrain.monitor.diagnosis import diagnose
 from fasttrain.monitor.monitor import Monitor, make_monitor
-from fasttrain.monitor.slowdown import SpeedMonitor
 
-__all__ = ["Diagnosis", "MfuContext", "MfuMonitor", "Monitor", "SpeedMonitor", "diagnose", "make_monitor"]
+__all__ = ["Monitor", "diagnose", "make_monitor"]

@@ -1,7 +1,5 @@
 """Bad data or bad weights? Batches before a spike are replayed on restored weights."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -34,9 +32,7 @@ class Diagnosis:
         losses = f"loss {self.loss:.3f} on the restored weights, where batches before it have {self.usual:.3f}"
         if self.is_data:
             return f"bad data: the batch of step {self.step + 1} has {losses}"
-        return (
-            f"bad state, not bad data: no skipped batch stands out (the worst, of step {self.step + 1}, has {losses})"
-        )
+        return f"bad state, not bad data: no skipped batch stands out (the worst, of step {self.step + 1}: {losses})"
 
 
 def diagnose(model: Decoder, read: Read, skip: Skip, anomaly: Anomaly, runtime: Runtime, *, begins: int) -> Diagnosis:

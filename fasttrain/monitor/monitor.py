@@ -3,8 +3,6 @@
 What is monitored are sums over all ranks, so that every rank comes to the same conclusion at the same step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -21,8 +19,9 @@ from fasttrain.monitor.slowdown import SpeedMonitor
 from fasttrain.monitor.spikes import SpikeDetector
 
 IN_A_ROW = 3  # losses that are not finite: one is a batch, whose update was skipped; three are the weights
-_BLOCKS = {"dead": EventKind.DEAD_BLOCK, "exploding": EventKind.EXPLODING_BLOCK}
-_KINDS = {"warning": EventKind.NORM, "spike": EventKind.SPIKE}
+
+
+_KINDS = {"warning": EventKind.NORM, "spike": EventKind.SPIKE, "not finite": EventKind.NOT_FINITE}
 
 
 class Monitor:
@@ -56,35 +55,36 @@ class Monitor:
             yield Event(step=step, kind=EventKind.FIRST_LOSS, text=suspicion, evidence=dict(loss=loss))
         anomaly = self._spikes.observe(loss, record.grad_norm)
         self._not_finite = self._not_finite + 1 if anomaly and anomaly.kind == "not finite" else 0
-        if anomaly and anomaly.kind == "not finite":
-            anomaly = replace(anomaly, steps=self._not_finite, step=step)
-            skipped = "skipped this optimizer update"
-            handle = anomaly if self._not_finite == IN_A_ROW else None
-            yield self._event(anomaly, EventKind.NOT_FINITE, f"the {anomaly}; {skipped}", skipped, step - 1, handle)
-        elif anomaly and anomaly.is_new and anomaly.kind in _KINDS:
-            anomaly, is_spike = replace(anomaly, step=step), anomaly.kind == "spike"
-            action = f"as monitor.spike says: {self._settings.monitor.spike}" if is_spike else ""
-            text, handle = f"{anomaly.kind}: {anomaly}", anomaly if is_spike else None
-            yield self._event(anomaly, _KINDS[anomaly.kind], text, action, anomaly.first, handle)
-        if outside := self._envelope.observe(record.tokens, loss):
-            yield Event(step=step, kind=EventKind.ENVELOPE, text=str(outside), evidence=outside.evidence())
-        for sick in self._blocks.observe(record.block_norms):
-            yield Event(step=step, kind=_BLOCKS[sick.kind], text=str(sick), evidence=sick.evidence())
+        if anomaly and anomaly.is_new and anomaly.kind in _KINDS:
+            yield self._about(replace(anomaly, step=step, steps=self._not_finite or anomaly.steps))
+        outside, sick = self._envelope.observe(record.tokens, loss), self._blocks.observe(record.block_norms)
+        for finding in [outside, *sick] if outside else sick:
+            yield Event(step=step, **finding._asdict())
 
-    def _event(
-        self, anomaly: Anomaly, kind: EventKind, text: str, action: str, first: int, handle: Anomaly | None
-    ) -> Event:
-        documents = self._documents_of(range(first, anomaly.step))
+    def _about(self, anomaly: Anomaly) -> Event:
+        """What the run has to handle is a spike, and values that are not finite for the third time in a row."""
+        text, action, first, handled = f"{anomaly.kind}: {anomaly}", "", anomaly.first, anomaly.kind == "spike"
+        if anomaly.kind == "not finite":
+            action, first, handled = "skipped this optimizer update", anomaly.step - 1, anomaly.steps == IN_A_ROW
+            text = f"the {anomaly}; {action}"
+        elif handled:
+            action = f"as monitor.spike says: {self._settings.monitor.spike}"
         return Event(
-            step=anomaly.step, kind=kind, text=text, action=action, evidence=anomaly.evidence(), documents=documents,
-            anomaly=handle,
-        )  # fmt: skip
+            step=anomaly.step,
+            kind=_KINDS[anomaly.kind],
+            text=text,
+            action=action,
+            evidence=anomaly.evidence(),
+            documents=self._documents_of(range(first, anomaly.step)),
+            anomaly=anomaly if handled else None,
+        )
 
     def _performance(self, record: StepRecord) -> Iterator[Event]:
         """Steps that become slower, and a low MFU."""
         if self._speed and (news := self._speed.observe(record.phases, record.sensors)):
             kind = EventKind.SLOW_DOWN if news.kind == "slow" else EventKind.SPEED
-            yield Event(step=record.step, kind=kind, text=str(news), evidence=news.evidence())
+            evidence = {name: value for name, value in asdict(news).items() if name != "kind"}
+            yield Event(step=record.step, kind=kind, text=str(news), evidence=evidence)
         if self._mfu and (causes := self._mfu.observe(record)):
             text = "the MFU is low, because of:" + "".join(f"\n    {cause}" for cause in causes)
             evidence = dict(causes=[asdict(cause) for cause in causes])

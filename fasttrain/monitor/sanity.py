@@ -6,15 +6,16 @@ loss is ln(vocab) + half of it. With a tied head, the logit of the token just re
 init_std, the less the more blocks add to the embedding. Anything else is a defect of loss, data or initial weights.
 """
 
-from __future__ import annotations
-
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import NamedTuple
+
+import numpy as np
 
 from fasttrain import config
+from fasttrain.events import EventKind
 
 FIRST_LOSS = 0.05  # of ln(vocab): how far the first loss may be from what is expected
 
@@ -57,25 +58,12 @@ def pretrained_loss_suspicion(loss: float, vocab: int, name: str) -> str:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outside:
-    """The loss is where it should not be."""
+class Finding(NamedTuple):
+    """What an event is made of."""
 
-    loss: float
-    low: float
-    high: float
-    steps: int  # in a row
-
-    def __str__(self) -> str:
-        side = "above" if self.loss > self.high else "below"
-        return (
-            f"for {self.steps} steps the loss has been {side} what is expected here: {self.loss:.3f}, not in "
-            f"{self.low:.3f} to {self.high:.3f}"
-        )
-
-    def evidence(self) -> dict[str, Any]:
-        """The evidence, for an event."""
-        return asdict(self)
+    kind: EventKind
+    text: str
+    evidence: dict[str, float]
 
 
 class Envelope:
@@ -94,41 +82,22 @@ class Envelope:
         """Between rows linear in the logarithm of tokens, as losses are; nothing is expected outside of the table."""
         if not self._table or not self._table[0][0] <= tokens <= self._table[-1][0]:
             return -math.inf, math.inf
-        for (start, *first), (end, *second) in pairwise(self._table):
-            if start <= tokens <= end:
-                share = _log(tokens / max(start, 1)) / _log(end / max(start, 1))
-                low, high = (a + share * (b - a) for a, b in zip(first, second, strict=True))
-                return low, high
-        return self._table[0][1], self._table[0][2]  # a table of one row, at its place
+        counts, lows, highs = zip(*self._table, strict=True)
+        place, places = _log(tokens), [_log(count) for count in counts]
+        return float(np.interp(place, places, lows)), float(np.interp(place, places, highs))
 
-    def observe(self, tokens: float, loss: float) -> Outside | None:
+    def observe(self, tokens: float, loss: float) -> Finding | None:
         """An alarm, once per stay outside."""
         low, high = self.range(tokens)
         self._outside = 0 if low <= loss <= high else self._outside + 1
         if self._outside != self._patience:
             return None
-        return Outside(loss=loss, low=low, high=high, steps=self._outside)
+        side, evidence = "above" if loss > high else "below", dict(loss=loss, low=low, high=high, steps=self._outside)
+        text = f"for {self._outside} steps the loss has been {side} what is expected here: {loss:.3f}, not in "
+        return Finding(EventKind.ENVELOPE, f"{text}{low:.3f} to {high:.3f}", evidence)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SickBlock:
-    """A block whose gradient vanished or exploded."""
-
-    kind: Literal["dead", "exploding"]
-    block: int
-    norm: float
-    others: float  # median over all blocks
-    observations: int
-
-    def __str__(self) -> str:
-        return (
-            f"block {self.block} is {self.kind}: its gradient norm has been {self.norm:.3g} and that of the median "
-            f"block {self.others:.3g}, {self.observations} times in a row"
-        )
-
-    def evidence(self) -> dict[str, Any]:
-        """The evidence, for an event."""
-        return {name: fact for name, fact in asdict(self).items() if name != "kind"}
+_LIMITS = {EventKind.DEAD_BLOCK: 50, EventKind.EXPLODING_BLOCK: 5}  # observations in a row
 
 
 class Blocks:
@@ -137,19 +106,16 @@ class Blocks:
     DEAD = 1e-4  # of the median block
     EXPLODING = 30.0  # times what the block usually has, of the median block
     _USUAL = 0.02  # weight of an observation in the usual ratio
+    _FIRST = 50  # observations before a block can explode
 
-    def __init__(self, dead_after: int = 50, exploding_after: int = 5, first: int = 50) -> None:
-        """first: observations before a block can explode."""
-        self._limits, self._first = {"dead": dead_after, "exploding": exploding_after}, first
+    def __init__(self) -> None:
         self._seen = 0
         self._usual: list[float] = []  # log of norm / median
-        self._counts: dict[tuple[str, int], int] = {}
+        self._counts: Counter[tuple[EventKind, int]] = Counter()  # observations in a row
 
-    def observe(self, norms: Sequence[float]) -> list[SickBlock]:
+    def observe(self, norms: Sequence[float]) -> list[Finding]:
         """What is new; `norms` by block."""
-        if len(norms) < 2:  # nothing to compare with
-            return []
-        middle = sorted(norms)[len(norms) // 2]
+        middle = sorted(norms)[len(norms) // 2] if len(norms) > 1 else 0.0  # one has nothing to compare with
         if not math.isfinite(sum(norms)) or middle == 0:  # not a matter of single blocks
             return []
         logs = [math.log(max(norm / middle, 1e-12)) for norm in norms]
@@ -157,23 +123,21 @@ class Blocks:
         self._usual = self._usual or logs
         found = []
         for block, (norm, log) in enumerate(zip(norms, logs, strict=True)):
-            exploding = self._seen > self._first and log > self._usual[block] + math.log(self.EXPLODING)
+            exploding = self._seen > self._FIRST and log > self._usual[block] + math.log(self.EXPLODING)
             dead = norm <= self.DEAD * middle
             if not (exploding or dead):
                 weight = max(self._USUAL, 1 / self._seen)
                 self._usual[block] += weight * (log - self._usual[block])
-            found += self._count("dead", block, dead, norm, middle)
-            found += self._count("exploding", block, exploding, norm, middle)
+            for kind, sick in ((EventKind.DEAD_BLOCK, dead), (EventKind.EXPLODING_BLOCK, exploding)):
+                count = self._counts[kind, block] = self._counts[kind, block] + 1 if sick else 0
+                if count == _LIMITS[kind]:
+                    text = (
+                        f"block {block} is {kind.split()[0]}: its gradient norm has been {norm:.3g} and that of the "
+                        f"median block {middle:.3g}, {count} times in a row"
+                    )
+                    found.append(Finding(kind, text, dict(block=block, norm=norm, others=middle, observations=count)))
         return found
 
-    def _count(
-        self, kind: Literal["dead", "exploding"], block: int, sick: bool, norm: float, others: float
-    ) -> list[SickBlock]:
-        count = self._counts[kind, block] = self._counts.get((kind, block), 0) + 1 if sick else 0
-        if count != self._limits[kind]:
-            return []
-        return [SickBlock(kind=kind, block=block, norm=norm, others=others, observations=count)]
 
-
-def _log(ratio: float) -> float:
-    return math.log(max(ratio, 1.0))
+def _log(tokens: float) -> float:
+    return math.log(max(tokens, 1.0))

@@ -13,20 +13,19 @@ with the largest excess besides waiting, if it is alone with it; and the phase i
 longer and all wait longer, the waiting itself is the cause: the network.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import median
-from time import perf_counter
-from typing import Any, Literal
+from timeit import timeit
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from fasttrain.distributed.collectives import on_all
 from fasttrain.monitor.window import Window
 
 STEPS = 40  # of the median that says whether steps are slow
@@ -91,8 +90,14 @@ def probe(device: torch.device, rows: int = 512, repeats: int = 10) -> float:
     processor for 5 ms in 50 does one of 3 ms at full speed.
     """
     a = torch.ones(rows, rows, device=device)
-    times = [_matmul_seconds(a) for _ in range(repeats + 1)]
-    return sum(times[1:]) / repeats  # the first one warms up
+
+    def work() -> None:
+        torch.mm(a, a)
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    work()  # warms up
+    return timeit(work, number=repeats) / repeats
 
 
 def slowest(seconds: Sequence[float], margin: float = 0.15) -> int | None:
@@ -100,19 +105,6 @@ def slowest(seconds: Sequence[float], margin: float = 0.15) -> int | None:
     rank = max(range(len(seconds)), key=lambda r: seconds[r])
     others = [s for r, s in enumerate(seconds) if r != rank]
     return rank if others and seconds[rank] >= (1 + margin) * median(others) else None
-
-
-def _matmul_seconds(a: torch.Tensor) -> float:
-    _finish(a.device)
-    start = perf_counter()
-    torch.mm(a, a)
-    _finish(a.device)
-    return perf_counter() - start
-
-
-def _finish(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize()
 
 
 WAIT = "wait"  # the phase in which a rank waits for others
@@ -148,10 +140,6 @@ class Slowdown:
             f"steps take {self.seconds / self.usual - 1:.0%} longer ({change}): {self.phase} of {where}, "
             f"{self.phase_usual * 1e3:.4g} -> {self.phase_seconds * 1e3:.4g} ms{readings}"
         )
-
-    def evidence(self) -> dict[str, Any]:
-        """The evidence, for an event."""
-        return {name: fact for name, fact in asdict(self).items() if name != "kind"}
 
 
 class SlowdownDetector:
@@ -250,12 +238,5 @@ class SpeedMonitor:
         if self._steps % EVERY == 0:
             self._exchange.send(self._medians.vector())
         if news and news.kind == "slow" and news.rank is None and news.phase in SHARED:
-            return replace(news, rank=self._slow_rank())
+            return replace(news, rank=slowest(on_all(self._group, lambda: probe(self._device))))
         return news
-
-    def _slow_rank(self) -> int | None:
-        """Equal work, alone: who takes longer?"""
-        mine = torch.tensor([probe(self._device)], dtype=torch.float64)
-        times = [torch.empty_like(mine) for _ in range(self._group.size())]
-        dist.all_gather(times, mine, group=self._group)
-        return slowest([float(time) for time in times])

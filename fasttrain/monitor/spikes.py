@@ -16,8 +16,6 @@ Values of a spike stay in the windows, so that a level which remains becomes the
 Everything is a function of the values observed. They are sums over all ranks, so all ranks decide alike.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -28,6 +26,7 @@ from fasttrain.monitor.window import Window
 LOSS, NORM = "loss", "gradient norm"
 
 _RECENT = 32  # steps whose median is the present level; it follows a new level after half as many
+_USUAL = 256  # steps that say what noise is usual
 _LARGEST = 7.0  # z that one step can count for
 _EASY = 4.0  # z that is not evidence: the score grows above it and decays below
 _BLIP = 6.0  # z of a step that is odd by itself
@@ -47,11 +46,10 @@ class SpikeDetector:
     def __init__(
         self,
         *,
-        window: int = 256,  # steps that say what noise is usual
-        first: int = 96,  # 2 * _RECENT or more: steps at the start in which only values that are not finite count
+        first: int = 96,  # steps at the start of a run in which only values that are not finite count; 64 or more
         scaled: bool = False,  # fp16: an infinite norm with a finite loss is the loss scale's business
     ) -> None:
-        self._series = {name: _Series(name, window, first) for name in (LOSS, NORM)}
+        self._series = {name: _Series(name, first) for name in (LOSS, NORM)}
         self._scaled, self._skipped = scaled, 0
 
     def observe(self, loss: float, norm: float) -> Anomaly | None:
@@ -84,9 +82,9 @@ _GRAVITY = {"blip": 1, "warning": 2, "spike": 3, "not finite": 4}
 
 
 class _Series:
-    def __init__(self, name: str, window: int, first: int) -> None:
-        self._name, self._size, self._first = name, window, first
-        self._recent, self._residuals = Window(_RECENT), Window(window)
+    def __init__(self, name: str, first: int) -> None:
+        self._name, self._first = name, first
+        self._recent, self._residuals = Window(_RECENT), Window(_USUAL)
         self._seen, self._score, self._steps, self._reported = 0, 0.0, 0, False
 
     def observe(self, shown: float, value: float) -> Anomaly | None:
@@ -132,6 +130,6 @@ class _Series:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._recent = Window(_RECENT, state["recent"])
-        self._residuals = Window(self._size, state["residuals"])
+        self._residuals = Window(_USUAL, state["residuals"])
         self._seen, self._score = state["seen"], state["score"]
         self._steps, self._reported = state["steps"], state["reported"]

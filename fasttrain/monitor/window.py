@@ -1,7 +1,5 @@
 """The last values of a series, and their quantiles: statistics that a few wild values cannot move."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable

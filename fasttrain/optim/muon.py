@@ -25,13 +25,57 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+
+from fasttrain.config import OptimConfig
+from fasttrain.model import plain_name
+from fasttrain.optim import adamw
+from fasttrain.optim.optimizer import local
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # torch.optim.Muon's: the steepest start that still ends near 1
 ITERATIONS = 5
 EPS = 1e-7
 
 Adjust = Literal["original", "match_rms_adamw"]
+
+
+def make(model: nn.Module, optim: OptimConfig, device: torch.device) -> Muon:
+    """Muon for the matrices of blocks, which are what an nn.ModuleList holds, and AdamW for the rest.
+
+    A module that packs several matrices in one parameter declares their rows as `muon_splits`, with names relative to
+    itself: {"qkv.weight": (512, 128, 128)}.
+    """
+    matrices = _matrices(model)
+    others = adamw.groups((p for p in model.parameters() if p not in matrices), optim)
+    fused = adamw.is_fused(device)
+    return Muon(matrices, others, adjust=optim.muon_adjust, fused=fused, **settings(optim, "muon"))
+
+
+def settings(optim: OptimConfig, group: str) -> dict[str, Any]:
+    if group != "muon":
+        return adamw.settings(optim, group)
+    return dict(lr=optim.muon_lr, momentum=optim.muon_momentum, weight_decay=optim.weight_decay)
+
+
+def _matrices(model: nn.Module) -> dict[Tensor, tuple[int, ...]]:
+    """Muon's parameters, each with the rows of the matrices packed in it."""
+    modules = {plain_name(name): module for name, module in model.named_modules()}
+    lists = tuple(f"{name}." for name, module in modules.items() if isinstance(module, nn.ModuleList))
+    named = {plain_name(name): p for name, p in model.named_parameters()}  # a tied parameter once
+    matrices = {name: p for name, p in named.items() if p.ndim == 2 and name.startswith(lists)}
+    splits = {
+        f"{name}.{parameter}".removeprefix("."): tuple(rows)
+        for name, module in modules.items()
+        for parameter, rows in getattr(module, "muon_splits", {}).items()
+    }
+    for name, rows in splits.items():
+        if name not in matrices:
+            raise ValueError(f"muon_splits: {name} is not the name of a 2-D parameter of a block")
+        if sum(rows) != matrices[name].size(0):
+            raise ValueError(f"muon_splits: {name} {rows} must add up to its {matrices[name].size(0)} rows")
+    if not any(p.requires_grad for p in matrices.values()):
+        raise ValueError('optim.kind "muon": no 2-D parameter in an nn.ModuleList to train; use optim.kind "adamw"')
+    return {p: splits.get(name, (p.size(0),)) for name, p in matrices.items() if p.requires_grad}
 
 
 def orthogonalise(matrix: Tensor, *, scale: float = 1.0) -> Tensor:  # (M, N) -> (M, N)
@@ -106,7 +150,7 @@ class Muon(torch.optim.Optimizer):
             matrix = current.matrix()
             if following:
                 following.gather(self._momentum(following.params, group, finite))
-            current.scatter(self._update(matrix, current.own))
+            current.scatter(None if matrix is None else self._update(matrix, current.own))
             if previous:
                 self._apply(previous, group, finite)  # has travelled while this round's matrix was worked on
             previous = current
@@ -120,7 +164,7 @@ class Muon(torch.optim.Optimizer):
             state = self.state[p]
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(p)
-            gradient, buffer = _local(p.grad), _local(state["momentum_buffer"])
+            gradient, buffer = local(p.grad), local(state["momentum_buffer"])
             if finite is None:
                 buffer.lerp_(gradient, 1 - group["momentum"])
             else:
@@ -129,15 +173,13 @@ class Muon(torch.optim.Optimizer):
             shards.append(gradient.lerp(buffer, group["momentum"]).to(_precision(gradient.device)))
         return shards
 
-    def _update(self, matrix: Tensor | None, param: Tensor | None) -> Tensor | None:
-        if matrix is None or param is None:
-            return None
+    def _update(self, matrix: Tensor, param: Any) -> Tensor:
         parts = matrix.split(self._rows[param])
         return torch.cat([orthogonalise(x, scale=adjustment(x, self._adjust)) for x in parts])
 
     def _apply(self, done: _Round, group: dict[str, Any], finite: Tensor | None) -> None:
         for p, update in zip(done.params, done.updates(), strict=True):
-            weight, decay = _local(p), group["lr"] * group["weight_decay"]
+            weight, decay = local(p), group["lr"] * group["weight_decay"]
             if finite is not None:
                 decay, update = decay * finite, update * finite
             weight.mul_(1 - decay).add_(update.view_as(weight), alpha=-group["lr"])
@@ -152,7 +194,7 @@ class _Round:
         self.own = params[rank] if rank < len(params) else None
         self._ranks = ranks
         # Elements here of each rank's matrix, and on each rank of the own one
-        self._shards = [_local(p).numel() for p in params] + [0] * (size - len(params))
+        self._shards = [local(p).numel() for p in params] + [0] * (size - len(params))
         self._pieces = [0] * size if self.own is None else _shard_sizes(self.own, size)
         self._buffers: tuple[Tensor, ...] = ()  # sent and received; both have to live until the work is done
         self._work: dist.Work | None = None
@@ -186,25 +228,19 @@ class _Round:
         return self._buffers[-1]
 
 
-def _shard_group(params: list[Tensor]) -> dist.ProcessGroup | None:
+def _shard_group(params: list[Any]) -> dist.ProcessGroup | None:
     """The ranks that hold the shards of every parameter; None where a parameter is whole on its rank."""
-    layouts = {_layout(p) for p in params}
+    layouts = {(p.device_mesh, p.placements) if hasattr(p, "device_mesh") else None for p in params}
     if len(layouts) > 1:
         raise ValueError(f"Muon: all matrices must be sharded alike, and came as {', '.join(map(str, layouts))}")
     layout = layouts.pop()
     if layout is None:
         return None
-    from torch.distributed.tensor import Shard
-
     mesh, placements = layout
     sharded = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
-    if len(sharded) > 1 or any(placements[dim] != Shard(0) for dim in sharded):
+    if len(sharded) > 1 or not all(placements[dim].is_shard(0) for dim in sharded):
         raise ValueError(f"Muon: matrices placed as {placements} cannot be gathered; shard their rows, once: Shard(0)")
     return mesh.get_group(sharded[0]) if sharded and mesh.size(sharded[0]) > 1 else None
-
-
-def _layout(param: Any) -> tuple[Any, ...] | None:
-    return (param.device_mesh, param.placements) if _is_dtensor(param) else None
 
 
 def _shard_sizes(param: Tensor, size: int) -> list[int]:
@@ -218,11 +254,3 @@ def _precision(device: torch.device) -> torch.dtype:
     """Of the iterations: bf16 is enough for them, where there are units for it."""
     bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if bf16 else torch.float32
-
-
-def _local(tensor: Any) -> Tensor:
-    return tensor.to_local() if _is_dtensor(tensor) else tensor
-
-
-def _is_dtensor(tensor: Any) -> bool:
-    return type(tensor).__name__ == "DTensor"  # by name: importing torch.distributed.tensor costs a second

@@ -9,8 +9,6 @@ Sets are scored as a run validates itself, on as much of each as is asked for. T
 lm-evaluation-harness (harness.py).
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,17 +53,9 @@ def score_sets(
 
 def set_line(step: int, name: str, score: Score, vocab: int) -> dict[str, Any]:
     """The line of one set."""
-    return dict(
-        step=step,
-        time=time.time(),
-        set=name,
-        loss=score.loss,
-        perplexity=score.perplexity,
-        bits_per_byte=score.bits_per_byte,
-        accuracy=score.accuracy,
-        tokens=score.tokens,
-        suspicion=score.suspicion(vocab),
-    )
+    figures = ("loss", "perplexity", "bits_per_byte", "accuracy", "tokens")
+    line = dict(step=step, time=time.time(), set=name) | {figure: getattr(score, figure) for figure in figures}
+    return line | dict(suspicion=score.suspicion(vocab))
 
 
 def task_lines(step: int, results: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -77,19 +67,12 @@ def task_lines(step: int, results: Mapping[str, Any]) -> list[dict[str, Any]]:
             if metric.endswith("_stderr") or not isinstance(value, int | float) or not filter:
                 continue
             stderr = figures.get(f"{metric}_stderr,{filter}")
-            lines.append(
-                dict(
-                    step=step,
-                    time=time.time(),
-                    task=task,
-                    metric=metric,
-                    filter=filter,
-                    value=value,
-                    stderr=stderr if isinstance(stderr, float) else None,  # "N/A"
-                    samples=results["n-samples"].get(task, {}).get("effective"),
-                    fewshot=results["n-shot"].get(task),
-                )
+            stderr = stderr if isinstance(stderr, float) else None  # "N/A"
+            line = dict(
+                step=step, time=time.time(), task=task, metric=metric, filter=filter, value=value, stderr=stderr
             )
+            samples = results["n-samples"].get(task, {}).get("effective")
+            lines.append(line | dict(samples=samples, fewshot=results["n-shot"].get(task)))
     return lines
 
 

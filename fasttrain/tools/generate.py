@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,7 +43,9 @@ class Sampling(SamplingConfig):
 
     def numbers(self, samples: Sequence[int], tokens: int) -> Tensor:  # (B, tokens) float64 in [0, 1)
         """For each text, by its own number as a sample: as many as it has tokens."""
-        return torch.stack([_uniform(f"{self.seed} {sample}", tokens) for sample in samples])
+        digests = [hashlib.sha256(f"{self.seed} {sample}".encode()).digest() for sample in samples]
+        generators = [torch.Generator().manual_seed(int.from_bytes(digest[:7])) for digest in digests]
+        return torch.stack([torch.rand(tokens, generator=each, dtype=torch.float64) for each in generators])
 
     def draw(self, logits: Tensor, numbers: Tensor) -> Tensor:  # (B, V), (B,) -> (B,)
         """A token for each row."""
@@ -59,45 +61,36 @@ class Sampling(SamplingConfig):
         return candidates.gather(-1, place.minimum(kept.sum(-1, keepdim=True) - 1))[:, 0]
 
 
-def _uniform(key: str, count: int) -> Tensor:
-    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:7])
-    return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 class Cache:
     """Keys and values of a batch of texts that a model continues."""
 
     def __init__(self, model: Decoder, prompts: Sequence[Sequence[int]], *, slots: int) -> None:
-        self._model = model
-        self._device = model.cos.device
-        self._prompts = prompts
-        self._slots = slots
+        self._model, self._device = model, model.cos.device
+        self._prompts, self._slots = prompts, slots
         self._filled = [0] * len(prompts)  # slots of each row
         self._kv: Tensor | None = None  # (layers, 2, B, S, Hk, D), when the dtype of the first keys is known
 
     def prefill(self) -> Tensor:  # (B, V)
         """Read the prompts; the logits of the token after each."""
-        lengths = [len(prompt) for prompt in self._prompts]
+        self._filled = lengths = [len(prompt) for prompt in self._prompts]
         rows = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
         positions = torch.cat([torch.arange(length) for length in lengths])
         ends = torch.tensor([0, *accumulate(lengths)])
-        tokens = torch.tensor([token for prompt in self._prompts for token in prompt])
+        tokens = torch.tensor([*chain(*self._prompts)])
         rows, positions, ends, tokens = (x.to(self._device) for x in (rows, positions, ends, tokens))
-        self._filled = lengths
         cu_seqlens = ends.int()
-        past = [_Prompts(self, layer, rows, positions, cu_seqlens) for layer in range(len(self._model.blocks))]
+        past = [_Layer(self, layer, rows, positions, cu_seqlens=cu_seqlens) for layer in range(len(self._model.blocks))]
         return self._model.logits(tokens[None], cu_seqlens, positions[None], past=past, places=ends[1:] - 1)
 
     def step(self, tokens: Tensor) -> Tensor:  # (B,) -> (B, V)
         """Add a token to each row; the logits of the one after. A row that is full changes its last token."""
         places = [min(filled, self._slots - 1) for filled in self._filled]
         self._filled = [place + 1 for place in places]
-        most = max(self._filled)
+        least, most = min(self._filled), max(self._filled)
         positions = torch.tensor(places, device=self._device)
-        alike = min(self._filled) == most
-        seen = None if alike else torch.arange(most, device=self._device) <= positions[:, None]
+        seen = None if least == most else torch.arange(most, device=self._device) <= positions[:, None]
         rows = torch.arange(len(places), device=self._device)
-        past = [_Tokens(self, layer, rows, positions, most, seen) for layer in range(len(self._model.blocks))]
+        past = [_Layer(self, layer, rows, positions, most, seen) for layer in range(len(self._model.blocks))]
         return self._model.logits(tokens[:, None], None, positions[:, None], past=past)[:, 0]
 
     def layer(self, layer: int, like: Tensor) -> Tensor:  # (..., Hk, D) -> (2, B, S, Hk, D)
@@ -108,35 +101,23 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class _Prompts:
-    """All prompts in a row: each sees itself."""
+class _Layer:
+    """A layer of the cache, for new tokens: a prompt each, packed (1, N), or one token of each row (B, 1)."""
 
     cache: Cache
     layer: int
-    rows: Tensor  # (N,)
-    positions: Tensor  # (N,)
-    cu_seqlens: Tensor  # (B + 1,)
+    rows: Tensor  # (N,) or (B,): of each token
+    positions: Tensor  # the same
+    most: int = 0  # slots that any row has filled
+    seen: Tensor | None = None  # (B, most) bool; None: all
+    cu_seqlens: Tensor | None = None  # (B + 1,), of prompts: each sees itself
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (1, N, H, D), (1, N, Hk, D) twice -> (1, N, H, D)
-        keys, values = self.cache.layer(self.layer, k)
-        keys[self.rows, self.positions], values[self.rows, self.positions] = k[0], v[0]
-        return attention(q, k, v, cu_seqlens=self.cu_seqlens)
-
-
-@dataclass(frozen=True)
-class _Tokens:
-    """A token of each row, after those in the cache."""
-
-    cache: Cache
-    layer: int
-    rows: Tensor  # (B,)
-    positions: Tensor  # (B,)
-    most: int  # slots that any row has filled
-    seen: Tensor | None  # (B, most) bool; None: all
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (B, 1, H, D), (B, 1, Hk, D) twice -> (B, 1, H, D)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (..., H, D), (..., Hk, D) twice -> (..., H, D)
         kv = self.cache.layer(self.layer, k)
-        kv[0, self.rows, self.positions], kv[1, self.rows, self.positions] = k[:, 0], v[:, 0]
+        for cached, new in zip(kv, (k, v), strict=True):
+            cached[self.rows, self.positions] = new.flatten(0, 1)
+        if self.cu_seqlens is not None:
+            return attention(q, k, v, cu_seqlens=self.cu_seqlens)
         keys, values = kv[:, :, : self.most].transpose(2, 3)  # (B, Hk, S, D)
         # The G heads of a group are G queries of its one key head: keys are read once, and nothing is repeated.
         grouped = q.reshape(len(q), keys.shape[1], -1, q.shape[-1])  # (B, Hk, G, D)
@@ -186,7 +167,14 @@ def generate(
             if dist.is_initialized():
                 dist.broadcast(drawn, 0)  # ranks on unlike hardware may disagree in the last digit
             for text, token, most in zip(texts, drawn.tolist(), room, strict=True):
-                _add(text, token, end=end, tokens=tokens, most=most)
+                if text.ended:
+                    continue
+                if token == end:
+                    text.ended = "separator"
+                    continue
+                text.ids.append(token)
+                if len(text.ids) == most:
+                    text.ended = "tokens" if most == tokens else "context"
             yield texts
             if all(text.ended for text in texts):
                 return
@@ -194,28 +182,16 @@ def generate(
         model.train(training)
 
 
-def _add(text: Continuation, token: int, *, end: int | None, tokens: int, most: int) -> None:
-    if text.ended:
-        return
-    if token == end:
-        text.ended = "separator"
-        return
-    text.ids.append(token)
-    if len(text.ids) == most:
-        text.ended = "tokens" if most == tokens else "context"
-
-
 def _check(model: Decoder, prompts: Sequence[Sequence[int]], tokens: int) -> None:
     if tokens < 1:
         raise ValueError(f"generate: {tokens} tokens; ask for at least 1")
-    for prompt in prompts:
-        if not prompt:
-            raise ValueError("generate: the prompt is empty, and the data has no separator to begin with; write one")
-        if len(prompt) >= model.sequence:
-            raise ValueError(
-                f"generate: the prompt has {len(prompt)} tokens, and the model knows texts of {model.sequence} "
-                "(data.sequence of its run); shorten the prompt"
-            )
+    if not all(prompts):
+        raise ValueError("generate: the prompt is empty, and the data has no separator to begin with; write one")
+    if (longest := max(map(len, prompts))) >= model.sequence:
+        raise ValueError(
+            f"generate: the prompt has {longest} tokens, and the model knows texts of {model.sequence} (data.sequence "
+            "of its run); shorten the prompt"
+        )
 
 
 _INCOMPLETE = "\ufffd"  # what a decoder makes of the first bytes of a character

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,15 +69,12 @@ class Harness(TemplateLM):
         return self._scores(pairs)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        texts = [self.tok_encode(request.args[0]) for request in requests]
-        windows = [
-            [
-                make_disjoint_window(window)
-                for window in get_rolling_token_windows(ids, self._separator, self._model.sequence, 1)
-            ]
-            for ids in texts
-        ]
-        scores = iter(self._scores([pair for pairs in windows for pair in pairs]))
+        windows: list[list[Pair]] = []
+        for request in requests:
+            ids = self.tok_encode(request.args[0])
+            rolling = get_rolling_token_windows(ids, self._separator, self._model.sequence, 1)
+            windows.append([*map(make_disjoint_window, rolling)])
+        scores = iter(self._scores([*chain(*windows)]))
         return [math.fsum(next(scores)[0] for _ in pairs) for pairs in windows]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -107,24 +104,24 @@ class Harness(TemplateLM):
             for text in texts:
                 if not text.ended and any(stop in self._words.decode(text.ids) for stop in stops):
                     text.ended = "stop"
-        return [_before(stops, self._words.decode(text.ids)) for text in texts]
+        made = [self._words.decode(text.ids) for text in texts]
+        return [min((text.split(stop)[0] for stop in stops), key=len, default=text) for text in made]
 
     def _scores(self, pairs: Sequence[Pair]) -> list[tuple[float, bool]]:
         """The log-likelihood of each continuation, and whether it would be the greedy one."""
         T = self._model.sequence
-        pairs = [_cut(pair, T) for pair in pairs]
-        scores: list[tuple[float, bool]] = []
-        for pack in _packs(pairs, self._batch * T):
-            scores += self._pack_scores(pack)
-        return scores
+        # The end of what is too long for the model; of a continuation that is, too
+        short = [(ids, continuation[-T:]) for ids, continuation in pairs]
+        fitting = [(ids[-(T + 1 - len(continuation)) :], continuation) for ids, continuation in short]
+        return [score for pack in _packs(fitting, self._batch * T) for score in self._pack_scores(pack)]
 
     def _pack_scores(self, pack: Sequence[Pair]) -> Iterator[tuple[float, bool]]:
         inputs = [(context + continuation)[:-1] for context, continuation in pack]
         targets = [[IGNORED] * (len(context) - 1) + continuation for context, continuation in pack]
         lengths = [len(ids) for ids in inputs]
         tensors = (
-            torch.tensor([_joined(inputs)]),
-            torch.tensor([_joined(targets)]),
+            torch.tensor([[*chain(*inputs)]]),
+            torch.tensor([[*chain(*targets)]]),
             torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
             torch.cat([torch.arange(length) for length in lengths])[None],
         )
@@ -144,14 +141,8 @@ def run_tasks(
     include: Path | None,  # a directory with tasks of one's own
 ) -> dict[str, Any]:
     """The results of lm-evaluation-harness."""
-    results = lm_eval.simple_evaluate(
-        harness,
-        tasks=list(tasks),
-        num_fewshot=fewshot,
-        limit=limit,
-        task_manager=_manager(tasks, include),
-        log_samples=False,
-    )
+    options = dict(num_fewshot=fewshot, limit=limit, log_samples=False)
+    results = lm_eval.simple_evaluate(harness, tasks=list(tasks), task_manager=_manager(tasks, include), **options)
     assert results is not None  # on the first rank
     return dict(results)
 
@@ -169,17 +160,9 @@ def _manager(tasks: Sequence[str], include: Path | None) -> TaskManager:
     )
 
 
-def _cut(pair: Pair, T: int) -> Pair:
-    """The end of what is too long for the model; of a continuation that is, too."""
-    context, continuation = pair
-    continuation = continuation[-T:]
-    return context[-(T + 1 - len(continuation)) :], continuation
-
-
 def _packs(pairs: Iterable[Pair], most: int) -> Iterator[list[Pair]]:
     """Neighbours that have at most so many tokens together."""
-    pack: list[Pair] = []
-    tokens = 0
+    pack, tokens = list[Pair](), 0
     for pair in pairs:
         length = len(pair[0]) + len(pair[1]) - 1
         if pack and tokens + length > most:
@@ -189,11 +172,3 @@ def _packs(pairs: Iterable[Pair], most: int) -> Iterator[list[Pair]]:
         tokens += length
     if pack:
         yield pack
-
-
-def _joined(lists: Iterable[list[int]]) -> list[int]:
-    return [item for each in lists for item in each]
-
-
-def _before(stops: Sequence[str], text: str) -> str:
-    return min((text.split(stop)[0] for stop in stops), key=len, default=text)

@@ -12,16 +12,15 @@ by thread; on a GPU that of the kernels that it launched, which carry its number
 the profiled steps began: weights, and what else was there before, are not in a trace.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
 import sys
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,12 +29,16 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from fasttrain.distributed.runtime import Runtime
 from fasttrain.metrics import PhaseTimes
+from fasttrain.units import plural
 
 TOP = 10  # ops in the table
 _STEP = "ProfilerStep#"  # the profiler's own mark around a step: its own time is in no op
 _ON_HOST = ("cpu_op", "user_annotation")
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _WIDEST = 48  # characters of a name
+_FINISHED = 500  # ops that may have begun and ended within the one that allocates
+
+Events = Sequence[Mapping[str, Any]]  # of a trace
 
 
 class OpTime(NamedTuple):
@@ -44,160 +47,124 @@ class OpTime(NamedTuple):
     calls: int
 
 
-def op_lines(events: Iterable[Mapping[str, Any]], *, steps: int, on_gpu: bool) -> list[str]:
+def op_lines(events: Events, *, steps: int, on_gpu: bool) -> list[str]:
     """The table: the most expensive ops of a step, and their share of all time."""
-    events = list(events)
     times = gpu_times(events) if on_gpu else host_times(events)
     ops = [op for op in times if op.name != _STEP]
-    outside = sum(op.seconds for op in times if op.name == _STEP)
     total = sum(op.seconds for op in times)
     if not total:
         return ["the profiler saw no op"]
-    rows = [(op.seconds, _short(op.name), _calls(op.calls / steps)) for op in ops[:TOP]]
+    rows = [(op.seconds, _short(op.name), plural(round(op.calls / steps), "call")) for op in ops[:TOP]]
     if rest := ops[TOP:]:
         rows.append((sum(op.seconds for op in rest), f"{len(rest)} other ops", ""))
-    if outside:
-        rows.append((outside, "no op: Python, waiting", ""))
+    rows += [(op.seconds, "no op: Python, waiting", "") for op in times if op.name == _STEP]
     width = max(len(name) for _, name, _ in rows)
-    head = f"the most expensive ops of a step, by their own time{' on the GPU' if on_gpu else ''}:"
-    lines = [
-        f"  {seconds / total:6.1%}  {name:<{width}}  {seconds / steps * 1e3:9.2f} ms  {calls}".rstrip()
-        for seconds, name, calls in rows
-    ]
-    return [head, *lines, *([f"  the GPU is busy {gpu_busy(events):.1%} of the time"] if on_gpu else [])]
+    lines = [f"the most expensive ops of a step, by their own time{' on the GPU' if on_gpu else ''}:"]
+    for seconds, name, calls in rows:
+        lines.append(f"  {seconds / total:6.1%}  {name:<{width}}  {seconds / steps * 1e3:9.2f} ms  {calls}".rstrip())
+    return [*lines, f"  the GPU is busy {gpu_busy(events):.1%} of the time"] if on_gpu else lines
 
 
 def split_line(splits: Sequence[Mapping[str, float]]) -> str:
     """The phases of a step by the run's own timer, and their share; means over steps."""
-    parts: dict[str, float] = defaultdict(float)
+    parts: Counter[str] = Counter()
     for split in splits:
-        for name, seconds in split.items():
-            parts[name] += seconds / len(splits)
-    total = sum(parts.values())
+        parts.update(split)
+    total = parts.total()
     shares = "  ".join(f"{name} {seconds / total:.1%}" for name, seconds in parts.items())
-    return f"a step takes {total * 1e3:,.1f} ms: {shares}"
+    return f"a step takes {total / len(splits) * 1e3:,.1f} ms: {shares}"
 
 
-def host_times(events: Iterable[Mapping[str, Any]]) -> list[OpTime]:
+def host_times(events: Events) -> list[OpTime]:
     """Own times of all ops on the host, the most expensive first."""
-    threads: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
-    for event in events:
-        if event.get("cat") in _ON_HOST:
-            threads[event["tid"]].append(event)
-    spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
-    for thread in threads.values():
+    spent, calls = Counter[str](), Counter[str]()
+    for thread in _by_thread(events, _ON_HOST).values():
         running: list[tuple[str, float]] = []  # names and ends
-        for event in sorted(thread, key=lambda event: (event["ts"], -event["dur"])):
+        for event in thread:
             name = _STEP if event["name"].startswith(_STEP) else event["name"]
             while running and running[-1][1] <= event["ts"]:
                 running.pop()
             if running:
-                spent[running[-1][0]][0] -= event["dur"]
-            spent[name][0] += event["dur"]
-            spent[name][1] += 1
+                spent[running[-1][0]] -= event["dur"]
+            spent[name] += event["dur"]
+            calls[name] += 1
             running.append((name, event["ts"] + event["dur"]))
-    return _ranked(spent)
+    return [OpTime(name, microseconds / 1e6, calls[name]) for name, microseconds in spent.most_common()]
 
 
-def gpu_times(events: Iterable[Mapping[str, Any]]) -> list[OpTime]:
+def gpu_times(events: Events) -> list[OpTime]:
     """Times of all ops that launched kernels; a kernel that nobody claims goes by its own name."""
-    events = list(events)
-    number = {e["args"].get("External id"): e["name"] for e in events if e.get("cat") in _ON_HOST and "args" in e}
-    spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    hosts = [event for event in events if event.get("cat") in _ON_HOST and "args" in event]
+    ops = {e["args"].get("External id"): e["name"] for e in hosts if not e["name"].startswith(_STEP)}
+    spent, calls = Counter[str](), Counter[str]()
     for event in events:
         if event.get("cat") in _ON_GPU:
-            name = number.get(event["args"].get("External id"), event["name"])
-            spent[event["name"] if name.startswith(_STEP) else name][0] += event["dur"]
-            spent[event["name"] if name.startswith(_STEP) else name][1] += 1
-    return _ranked(spent)
+            name = ops.get(event["args"].get("External id")) or event["name"]
+            spent[name] += event["dur"]
+            calls[name] += 1
+    return [OpTime(name, microseconds / 1e6, calls[name]) for name, microseconds in spent.most_common()]
 
 
-def gpu_busy(events: Iterable[Mapping[str, Any]]) -> float:
+def gpu_busy(events: Events) -> float:
     """Share of the time, from the first kernel to the end of the last, in which one was running."""
-    busy, begin, end = 0.0, None, 0.0
-    for event in sorted((e for e in events if e.get("cat") in _ON_GPU), key=lambda e: e["ts"]):
-        if begin is None:
-            begin = end = event["ts"]
-        busy += max(event["ts"] + event["dur"] - max(end, event["ts"]), 0.0)
-        end = max(end, event["ts"] + event["dur"])
-    return busy / (end - begin) if begin is not None and end > begin else 0.0
+    kernels = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in _ON_GPU)
+    if not kernels:
+        return 0.0
+    busy, end = 0.0, kernels[0][0]
+    for begin, last in kernels:
+        busy += max(last - max(end, begin), 0.0)
+        end = max(end, last)
+    return busy / max(end - kernels[0][0], 1e-9)
 
 
-def _ranked(spent: Mapping[str, list[float]]) -> list[OpTime]:
-    times = [OpTime(name, microseconds / 1e6, int(calls)) for name, (microseconds, calls) in spent.items()]
-    return sorted(times, key=lambda op: -op.seconds)
+def memory_of(events: Events) -> dict[str, Any]:
+    """For RUN/profile/memory-*.json; times in microseconds."""
+    changes = sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"])
+    totals = list(accumulate(change["args"]["Bytes"] for change in changes))
+    peak = max([0, *totals])
+    threads = _by_thread(events, ("cpu_op",))
+    alive: dict[int, tuple[str, int]] = {}  # op and bytes by address
+    for change in changes[: totals.index(peak) + 1] if peak else ():
+        address, size = change["args"]["Addr"], change["args"]["Bytes"]
+        if size > 0:
+            alive[address] = _op_at(threads[change["tid"]], change["ts"]), size
+        else:
+            alive.pop(address, None)
+    sizes, tensors = Counter[str](), Counter[str]()
+    for op, size in alive.values():
+        sizes[op] += size
+        tensors[op] += 1
+    return {
+        "peak_bytes": peak,
+        "alive_at_peak": [{"op": op, "bytes": size, "tensors": tensors[op]} for op, size in sizes.most_common()],
+        "timeline": [(round(c["ts"] - changes[0]["ts"], 1), now) for c, now in zip(changes, totals, strict=True)],
+    }
 
 
-def _calls(number: float) -> str:
-    return f"{number:,.0f} call{'s' * (round(number) != 1)}"
+def _by_thread(events: Events, kinds: Container[str]) -> dict[Any, list[Mapping[str, Any]]]:
+    """In the order in which they began; of those that began together, the outer ones first."""
+    threads: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
+    for event in sorted((e for e in events if e.get("cat") in kinds), key=lambda e: (e["ts"], -e["dur"])):
+        threads[event["tid"]].append(event)
+    return threads
+
+
+def _op_at(ops: Events, time: float) -> str:
+    """The innermost op of a thread that was running."""
+    end = bisect_right(ops, time, key=lambda op: op["ts"])
+    before = reversed(ops[max(end - _FINISHED, 0) : end])
+    return next((op["name"] for op in before if op["ts"] + op["dur"] >= time), "no op")
 
 
 def _short(name: str) -> str:
     return name if len(name) <= _WIDEST else f"{name[: _WIDEST - 3]}..."
 
 
-_FINISHED = 500  # ops that may have begun and ended within the one that allocates
-
-
-def memory_of(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """For RUN/profile/memory-*.json; times in microseconds."""
-    events = list(events)
-    changes = sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"])
-    threads = _Threads(events)
-    alive: dict[int, tuple[str, int]] = {}
-    order: list[tuple[int, str, int]] = []  # address, op, bytes; negative: freed
-    timeline: list[tuple[float, int]] = []
-    now = peak = at_peak = 0
-    for change in changes:
-        size, address = change["args"]["Bytes"], change["args"]["Addr"]
-        now += size
-        timeline.append((round(change["ts"] - changes[0]["ts"], 1), now))
-        order.append((address, threads.op_at(change["tid"], change["ts"]) if size > 0 else "", size))
-        if now > peak:
-            peak, at_peak = now, len(order)
-    for address, op, size in order[:at_peak]:  # once more, up to the peak
-        if size > 0:
-            alive[address] = (op, size)
-        else:
-            alive.pop(address, None)
-    by_op: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for op, size in alive.values():
-        by_op[op][0] += size
-        by_op[op][1] += 1
-    ranked = sorted(by_op.items(), key=lambda item: -item[1][0])
-    return {
-        "peak_bytes": peak,
-        "alive_at_peak": [{"op": op, "bytes": size, "tensors": count} for op, (size, count) in ranked],
-        "timeline": timeline,
-    }
-
-
-class _Threads:
-    """The ops of a trace, by thread and start."""
-
-    def __init__(self, events: Iterable[Mapping[str, Any]]) -> None:
-        self._ops: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
-        for event in events:
-            if event.get("cat") == "cpu_op":
-                self._ops[event["tid"]].append(event)
-        for ops in self._ops.values():
-            ops.sort(key=lambda op: op["ts"])
-        self._starts = {thread: [op["ts"] for op in ops] for thread, ops in self._ops.items()}
-
-    def op_at(self, thread: Any, time: float) -> str:
-        """The innermost op that was running."""
-        end = bisect_right(self._starts.get(thread, []), time)
-        for op in reversed(self._ops[thread][max(end - _FINISHED, 0) : end]):
-            if op["ts"] + op["dur"] >= time:
-                return op["name"]
-        return "no op"
-
-
 WARM_UP = 5  # steps of a process before the profiled ones; in the last of them the profiler itself warms up
 _HISTORY = 200_000  # allocations and frees of a GPU that are kept
 
 
-class Profiler:
+class Profiler(AbstractContextManager["Profiler"]):
     """Use as a context; begin_step() at the start of every step. With steps=0 it does nothing."""
 
     def __init__(
@@ -222,7 +189,13 @@ class Profiler:
             return False
         self._begun += 1
         if self._begun == 1:
-            self._profile = self._started()
+            self._profile = profile(
+                activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_gpu else [])],
+                schedule=schedule(wait=WARM_UP - 1, warmup=1, active=self._steps, repeat=1),
+                profile_memory=True,
+                record_shapes=True,
+            )
+            self._profile.start()
             return True
         if self._begun == WARM_UP + 1 and self._on_gpu:
             torch.cuda.memory._record_memory_history(max_entries=_HISTORY, stacks="python")
@@ -238,9 +211,6 @@ class Profiler:
         if self._profile is not None and self._begun > WARM_UP:
             self._phases.append(phases)
 
-    def __enter__(self) -> Profiler:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._profile is None:
             return
@@ -250,16 +220,6 @@ class Profiler:
             self._report()
         elif kind is None:
             self._on_progress(f"nothing was profiled: the run ended within the {WARM_UP} warm-up steps")
-
-    def _started(self) -> profile:
-        made = profile(
-            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_gpu else [])],
-            schedule=schedule(wait=WARM_UP - 1, warmup=1, active=self._steps, repeat=1),
-            profile_memory=True,
-            record_shapes=True,
-        )
-        made.start()
-        return made
 
     def _report(self) -> None:
         assert self._profile is not None
@@ -276,10 +236,14 @@ class Profiler:
         last = self._before + len(self._phases)
         self._directory.mkdir(parents=True, exist_ok=True)
         name = f"rank{self._runtime.rank}-step{last}"
-        trace, memory = self._directory / f"trace-{name}.json.gz", self._directory / f"memory-{name}.json"
-        events = _exported(watched, trace)
+        trace, plain = self._directory / f"trace-{name}.json.gz", self._directory / f"trace-{name}.json"
+        watched.export_chrome_trace(str(plain))  # not compressed: torch takes 30 times as long
+        written = plain.read_bytes()
+        trace.write_bytes(gzip.compress(written, compresslevel=1))
+        plain.unlink()
+        events = json.loads(written)["traceEvents"]
+        memory = self._directory / f"memory-{name}.{'pickle' if self._on_gpu else 'json'}"
         if self._on_gpu:
-            memory = memory.with_suffix(".pickle")
             torch.cuda.memory._dump_snapshot(str(memory))
             torch.cuda.memory._record_memory_history(enabled=None)
         else:
@@ -300,16 +264,6 @@ def check(steps: int, *, left: int) -> None:
             f"log.profile is {steps} and {left} steps are left to do; the first {WARM_UP} of a process are not "
             f"profiled: raise batch.steps, or lower log.profile"
         )
-
-
-def _exported(watched: profile, path: Path) -> list[dict[str, Any]]:
-    """Write the trace; its events."""
-    plain = path.with_suffix("")  # torch compresses it too, in 30 times the time
-    watched.export_chrome_trace(str(plain))
-    written = plain.read_bytes()
-    path.write_bytes(gzip.compress(written, compresslevel=1))
-    plain.unlink()
-    return json.loads(written)["traceEvents"]
 
 
 @contextmanager

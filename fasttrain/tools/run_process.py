@@ -1,7 +1,5 @@
 """Runs as processes, started as a user starts them: to the end, or killed on the way. None is left behind."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil
@@ -9,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +20,7 @@ from fasttrain.config_toml import to_toml
 from fasttrain.events import EventKind
 from fasttrain.metrics import read_events, read_metrics
 from fasttrain.rundir import RunDir
+from fasttrain.units import plural
 
 TRAINER = ("-m", "fasttrain.train")
 USER_ERROR = "fasttrain.train: error: "  # what its words about a user's mistake begin with
@@ -38,15 +38,13 @@ class Runs:
     """Runs by name. Each has a directory, a file of settings and a log: NAME, NAME.toml, NAME.log."""
 
     def __init__(self, directory: Path, on_progress: OnProgress) -> None:
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = defaultdict(float)
         self.on_progress = on_progress
         self._directory = directory
 
     def checkpoints(self, name: str) -> dict[int, Checkpoint]:
         """Checkpoints by step."""
-        return {
-            checkpoint.step: checkpoint for checkpoint in list_checkpoints(RunDir(self._directory / name).checkpoints)
-        }
+        return {saved.step: saved for saved in list_checkpoints(RunDir(self._directory / name).checkpoints)}
 
     def steps(self, name: str) -> dict[int, dict[str, Any]]:
         """Figures by step."""
@@ -82,15 +80,19 @@ class Runs:
                 start_new_session=True,  # Ctrl-C is for this process alone, which then ends the run
             )  # fmt: skip
             try:
-                self._watch(process, f"{what}, on {ranks} rank{'s' * (ranks > 1)}", RunDir(out).checkpoints, kill_at)
+                self._watch(process, f"{what}, on {plural(ranks, 'rank')}", RunDir(out).checkpoints, kill_at)
             finally:
                 killed = process.poll() is None
                 if killed:
                     kill_tree(process.pid)
                 code = process.wait()
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
+        self.seconds[name] += time.monotonic() - start
         if code and not killed:
-            self._raise(name, code)
+            text = (self._directory / f"{name}.log").read_text(errors="replace")
+            if USER_ERROR in text:  # torchrun has an exit code of its own
+                raise ValueError("\n".join(text.rpartition(USER_ERROR)[2].splitlines()[:_TAIL]))
+            tail = "\n".join(text.splitlines()[-_TAIL:])
+            raise RunFailed(f"the run {name!r} ended with exit code {code}; its last lines:\n{tail}")
 
     def _watch(self, process: subprocess.Popen[bytes], what: str, directory: Path, kill_at: int | None) -> None:
         """Until the process has ended, or has to be killed."""
@@ -105,13 +107,6 @@ class Runs:
                 time.sleep(random.uniform(0, took))  # in a step, or in a save
                 return
             time.sleep(0.002 if kill_at else 0.05)
-
-    def _raise(self, name: str, code: int) -> None:
-        log = (self._directory / f"{name}.log").read_text(errors="replace")
-        if USER_ERROR in log:  # torchrun has an exit code of its own
-            raise ValueError("\n".join(log.rpartition(USER_ERROR)[2].splitlines()[:_TAIL]))
-        tail = "\n".join(log.splitlines()[-_TAIL:])
-        raise RunFailed(f"the run {name!r} ended with exit code {code}; its last lines:\n{tail}")
 
 
 def kill_tree(pid: int) -> None:
@@ -135,8 +130,7 @@ def _stopped(pid: int) -> list[int]:
 
 
 def _is_running(pid: int) -> bool:
-    try:
+    with suppress(ProcessLookupError, FileNotFoundError):
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (ProcessLookupError, FileNotFoundError):
-        return False
-    return state not in "ZX"  # ended, and not asked about by its parent yet
+        return state not in "ZX"  # ended, and not asked about by its parent yet
+    return False

@@ -48,11 +48,8 @@ class TrainedModel:
     def changed_data(self) -> str:
         """Say what differs from the data that the run had; empty: nothing."""
         before = self.checkpoint.metadata["datasets"]
-        changed = [
-            str(self.data.datasets[name].path)
-            for name, digest in self.data.digests.items()
-            if before.get(name) != digest
-        ]
+        names = [name for name, digest in self.data.digests.items() if before.get(name) != digest]
+        changed = [str(self.data.datasets[name].path) for name in names]
         return f"not what the run was trained on: {', '.join(changed)}" if changed else ""
 
 
@@ -67,8 +64,13 @@ def load_model(
     """Load what RUN, RUN@STEP or a checkpoint's directory means. Files are compared with their checksums."""
     checkpoint = find(name)
     rundir = RunDir.of_checkpoint(checkpoint.path)
-    run = rundir.path if rundir else None
-    settings = _with_data(from_toml(checkpoint.metadata["config"]), checkpoint, run, data, tokenizer)
+    settings = from_toml(checkpoint.metadata["config"])
+    used = settings.data
+    if rundir and rundir.segments.exists():  # paths of the settings were relative to where the run was started
+        used = segment_at(rundir.path, max(checkpoint.step - 1, 0)).data
+    if data is not None:
+        used = replace(used, path=data, mixture={})
+    settings = replace(settings, data=replace(used, tokenizer=tokenizer or used.tokenizer))
     opened = training_data(settings.data)
     rows = saved_tensors(checkpoint.path)["model.embedding.weight"].size[0]
     if opened.first.vocab > rows:
@@ -84,18 +86,5 @@ def load_model(
         model = Decoder(settings.model, vocab=rows, sequence=settings.data.sequence)
     model = model.to(dtype).to_empty(device=device).eval()  # to_empty makes the rotary table anew, in float32
     restore(checkpoint, model)
-    return TrainedModel(
-        checkpoint=checkpoint, settings=settings, model=model.requires_grad_(False), data=opened, run=run
-    )
-
-
-def _with_data(
-    settings: Config, checkpoint: Checkpoint, run: Path | None, data: Path | None, tokenizer: Path | None
-) -> Config:
-    """With the paths that the run has noted: those of its settings were relative to where it was started."""
-    found = settings.data
-    if run is not None and RunDir(run).segments.exists():
-        found = segment_at(run, max(checkpoint.step - 1, 0)).data
-    if data is not None:
-        found = replace(found, path=data, mixture={})
-    return replace(settings, data=replace(found, tokenizer=tokenizer or found.tokenizer))
+    model, run = model.requires_grad_(False), rundir.path if rundir else None
+    return TrainedModel(checkpoint=checkpoint, settings=settings, model=model, data=opened, run=run)

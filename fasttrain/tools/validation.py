@@ -4,8 +4,6 @@ Every validation of a set sees the same samples, whatever the number of ranks: t
 micro-batches of one shape, and what is missing in the last ones is filled with samples that do not count.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,16 +12,8 @@ import torch
 import torch.distributed as dist
 
 from fasttrain import config
-from fasttrain.data import (
-    IGNORED,
-    AnyDataset,
-    Batch,
-    Batches,
-    TrainingData,
-    described_by,
-    open_dataset,
-    tokenizers_differ,
-)
+from fasttrain.data.batches import IGNORED, Batch, Batches
+from fasttrain.data.datasets import AnyDataset, TrainingData, described_by, open_dataset, tokenizers_differ
 from fasttrain.distributed.runtime import Runtime
 from fasttrain.model import Decoder
 
@@ -66,18 +56,18 @@ class ValidationSet:
         split = "validation" if "validation" in dataset.splits else "train"
         stream = dataset.split(split)
         micro, T = settings.batch.micro, settings.data.sequence
-        together = micro * runtime.dp_size
-        samples = min(settings.validation.sequences, (len(stream) - 1) // T)
+        # A micro-batch of each rank: a set of any size is read a little at a time
         self._batches = Batches(
             stream,
             sequence=T,
-            sequences=together,  # one micro-batch of each rank: a set of any size is read a little at a time
+            sequences=micro * runtime.dp_size,
             seed=0,
             document_mask=settings.data.document_mask,
             dp_rank=runtime.dp_rank,
             dp_size=runtime.dp_size,
         )
-        self._samples, self._micro, self._runtime = samples, micro, runtime
+        self._samples = min(settings.validation.sequences, (len(stream) - 1) // T)
+        self._micro, self._runtime = micro, runtime
         self._bytes_per_token = dataset.bytes_per_token(split)
 
     def score(self, model: Decoder) -> Score:
@@ -93,8 +83,7 @@ class ValidationSet:
         model.train(training)
         dist.all_reduce(totals, group=self._runtime.dp_group)
         loss_sum, hits, tokens = totals.tolist()
-        loss = loss_sum / tokens if tokens else math.nan
-        accuracy = hits / max(tokens, 1)
+        loss, accuracy = loss_sum / tokens if tokens else math.nan, hits / max(tokens, 1)
         return Score(loss=loss, accuracy=accuracy, tokens=int(tokens), bytes_per_token=self._bytes_per_token)
 
     def _micro_batches(self) -> Iterator[Batch]:
@@ -109,10 +98,8 @@ class ValidationSet:
 
 def validation_sets(data: TrainingData, settings: config.Config, runtime: Runtime) -> dict[str, ValidationSet]:
     """The held-out documents of the training data, those of each component apart, and the sets of the configuration."""
-    sets = {}
-    for name, dataset in data.datasets.items():
-        if "validation" in dataset.splits:
-            sets[name or HELD_OUT] = ValidationSet(dataset, settings, runtime)
+    own = {name or HELD_OUT: dataset for name, dataset in data.datasets.items() if "validation" in dataset.splits}
+    sets = {name: ValidationSet(dataset, settings, runtime) for name, dataset in own.items()}
     for name, path in settings.validation.sets.items():
         if name in {HELD_OUT, *data.datasets}:
             raise ValueError(

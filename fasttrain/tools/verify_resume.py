@@ -9,9 +9,8 @@
 losses of `whole` within rounding. Each rank draws its own dropout: `moved` goes without, and is compared with `calm`.
 """
 
-from __future__ import annotations
-
 import hashlib
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -32,8 +31,7 @@ from fasttrain.units import plural
 
 FORMAT, VERSION = "fasttrain verify-resume", 1
 FIGURES = ("loss", "grad_norm")
-TOLERANCE = {"fp32": 1e-5}  # relative, of losses on another number of ranks
-COARSE = 1e-3  # the same in bf16 and fp16
+TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3, "fp16": 1e-3}  # relative, of losses on another number of ranks
 _SHOWN, _STORED = 3, 20  # tensors that differ, the greatest differences first
 
 Steps = dict[int, dict[str, Any]]
@@ -130,7 +128,7 @@ def _problem(settings: Config, gpus: int, ranks: int, micro: int = 1) -> str:
     return settings.parallel.indivisible(ranks) or replace(settings.batch, micro=micro).indivisible(ranks)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ResumeResult:
     """The outcome of a comparison."""
 
@@ -154,16 +152,15 @@ def verify_resume(trial: Trial, directory: Path, on_progress: OnProgress) -> dic
         "passed": all(each.result != "differs" for each in results),
         "results": [asdict(each) for each in results],
         "steps": trial.settings.batch.steps,
-        "kill_at": trial.kill_at,
-        "ranks": trial.ranks,
-        "other_ranks": trial.other_ranks,
+        **{name: getattr(trial, name) for name in ("kill_at", "ranks", "other_ranks")},
         "settings": {"sha256": trial.digest, "changed": [asdict(change) for change in trial.changed]},
         "data": metadata["dataset"],
         "versions": metadata["versions"],
         "hardware": {"device": device.type, "name": device_name(device), "precision": trial.precision},
         "seconds": {name: round(seconds, 1) for name, seconds in runs.seconds.items()},
     }
-    return _plain(found)
+    # JSON has no nan and no inf: they are words
+    return json.loads(json.dumps(found), parse_constant=lambda word: str(float(word)))
 
 
 def _killed(trial: Trial, runs: Runs) -> ResumeResult:
@@ -177,7 +174,7 @@ def _killed(trial: Trial, runs: Runs) -> ResumeResult:
     resumed = f"resumed from step {start}, {plural(repeated, 'step')} repeated"
     if start < trial.kill_at:
         text = f"{resumed}, though step {trial.kill_at} was saved"
-        return ResumeResult(name="killed", result="differs", text=text, evidence=evidence)
+        return ResumeResult("killed", "differs", text, evidence)
     runs.on_progress("killed: is compared with whole", 0)
     steps = range(1, trial.settings.batch.steps + 1)
     whole, killed = runs.checkpoints("whole"), runs.checkpoints("killed")
@@ -188,23 +185,24 @@ def _killed(trial: Trial, runs: Runs) -> ResumeResult:
         tensors = len(names(whole[saved[-1]]))
         text = f"{resumed}; {tensors} tensors in each of {plural(len(saved), 'checkpoint')}, and the losses and "
         text += f"gradient norms of {plural(len(steps), 'step')} are equal"
-        return ResumeResult(name="killed", result="bitwise", text=text, evidence=evidence | {"checkpoints": saved})
+        return ResumeResult("killed", "bitwise", text, evidence | {"checkpoints": saved})
     first = min(n for n in (after, figure and figure["step"]) if n)
     text = f"{resumed}; the first difference is at step {first}"
     if first <= start:
         text += ", before the kill: with these settings this machine does not repeat a run bit-for-bit, killed or not"
     if found:
-        text += f"; after step {after} {plural(len(found), 'tensor')} differ: {_list(found)}"
+        most = ", ".join(map(str, found[:_SHOWN])) + f", and {len(found) - _SHOWN} more" * (len(found) > _SHOWN)
+        text += f"; after step {after} {plural(len(found), 'tensor')} differ: {most}"
     if figure:
         text += f"; {figure['name']} of step {figure['step']} is {figure['values'][0]} and {figure['values'][1]}"
     evidence |= {"first_step": first, "figure": figure, "tensors_after": after, **_evidence(found)}
-    return ResumeResult(name="killed", result="differs", text=text, evidence=evidence)
+    return ResumeResult("killed", "differs", text, evidence)
 
 
 def _moved(trial: Trial, runs: Runs) -> ResumeResult:
     """Against the whole run, or the calm one: the same batches, losses within rounding."""
     if not trial.other_ranks:
-        return ResumeResult(name="moved", result="not tried", text="not asked for, or no other number is possible")
+        return ResumeResult("moved", "not tried", "not asked for, or no other number is possible")
     source = runs.checkpoints("whole")[trial.kill_at].path
     calm, moved = trial.calm(source), trial.moved(source)
     reference = "whole" if calm.model == trial.settings.model else "calm"
@@ -216,26 +214,24 @@ def _moved(trial: Trial, runs: Runs) -> ResumeResult:
     text += " and without dropout" if reference == "calm" else ""
     evidence: dict[str, Any] = {"resumed_from": start, "against": reference, "micro": moved.batch.micro}
     if start != trial.kill_at:
-        return ResumeResult(
-            name="moved", result="differs", text=f"{text}, instead of step {trial.kill_at}", evidence=evidence
-        )
+        return ResumeResult("moved", "differs", f"{text}, instead of step {trial.kill_at}", evidence)
     runs.on_progress(f"moved: is compared with {reference}", 0)
     one, other = runs.steps(reference), runs.steps("moved")
     if batches := _unequal(one, other, steps, ("valid_tokens",)):
         text += f"; its batches are others from step {batches['step']} on"
-        return ResumeResult(name="moved", result="differs", text=text, evidence=evidence)
-    last, tolerance = steps[-1], TOLERANCE.get(trial.precision, COARSE)
+        return ResumeResult("moved", "differs", text, evidence)
+    last, tolerance = steps[-1], TOLERANCE[trial.precision]
     gaps = {name: max((_gap(one[n][name], other[n][name]), n) for n in steps) for name in FIGURES}
     found = differences(runs.checkpoints(reference)[last], runs.checkpoints("moved")[last])
     evidence |= {"greatest": {name: {"relative": gap, "step": n} for name, (gap, n) in gaps.items()}}
     evidence |= {"tolerance": tolerance, **_evidence(found)}
     if not found and not any(gap for gap, _ in gaps.values()):
-        return ResumeResult(name="moved", result="bitwise", text=text, evidence=evidence)
+        return ResumeResult("moved", "bitwise", text, evidence)
     greatest = ", ".join(f"{name} {gap:.1e} at step {n}" for name, (gap, n) in gaps.items())
     text += f"; greatest relative differences: {greatest} ({tolerance:g} is allowed for the loss)"
     text += f"; of {plural(len(found), 'tensor')} that differ after step {last}, most: {found[0]}" if found else ""
     within = gaps["loss"][0] <= tolerance
-    return ResumeResult(name="moved", result="within rounding" if within else "differs", text=text, evidence=evidence)
+    return ResumeResult("moved", "within rounding" if within else "differs", text, evidence)
 
 
 def _unequal(one: Steps, other: Steps, steps: Iterable[int], figures: tuple[str, ...]) -> dict[str, Any] | None:
@@ -256,19 +252,5 @@ def _gap(one: float, other: float) -> float:
     return math.inf if math.isnan(gap) else gap
 
 
-def _list(found: list[Difference]) -> str:
-    more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return ", ".join(map(str, found[:_SHOWN])) + more
-
-
 def _evidence(found: list[Difference]) -> dict[str, Any]:
     return {"differing_tensors": len(found), "tensors": [asdict(difference) for difference in found[:_STORED]]}
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no nan and no inf: they are words."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,8 +4,6 @@ Every decision follows from figures that are the same on all ranks, so all ranks
 knows alone (a signal, a failed save) it tells the others with its next step: `flags`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto

@@ -1,9 +1,6 @@
 """The training loop: batch -> step -> record -> monitor -> control, and between steps: validate, save, roll back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 
 from fasttrain.checkpoint import Checkpoints
 from fasttrain.data import Prefetcher
@@ -30,7 +27,7 @@ def train(
     )  # fmt: skip
     with (
         Prefetcher(state.micro_batches, ahead=settings.data.prefetch, stop=settings.batch.steps) as loader,
-        closing(Checkpoints(state.rundir.checkpoints, settings.checkpoint, group=runtime.checkpoint_group)) as saver,
+        Checkpoints(state.rundir.checkpoints, settings.checkpoint, group=runtime.checkpoint_group) as saver,
         profiler,
         runtime.hang_detector.naming_failed_ranks(),  # innermost: closing what is above may itself hang then
     ):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fasttrain.checkpoint import Failed, Outcome
 from fasttrain.config_toml import summary
 from fasttrain.events import Event, EventKind, ExitCode
-from fasttrain.metrics import News, Note, SavedNote, device_name, last_step
+from fasttrain.metrics import News, Note, device_name, last_step
 from fasttrain.train.state import TrainState, versions
 from fasttrain.units import disk_size, plural
 
@@ -78,32 +78,30 @@ def about_save(outcome: Outcome, *, last_saved: int) -> Iterator[News]:
         yield Event(step=step, kind=EventKind.FAILED_SAVE, text=text, action="retries", evidence=evidence)
         return
     size = f"{disk_size(outcome.bytes)} in {outcome.seconds:.1f} s"
-    yield SavedNote(f"step {step}: saved and verified {outcome.path} ({size})")
+    yield Note(f"step {step}: saved and verified {outcome.path} ({size})", saved=True)
     if outcome.trouble:
         yield Event(step=step, kind=EventKind.RETENTION, text=outcome.trouble, action="continues")
 
 
 def at_end(state: TrainState, control: Control) -> tuple[int, list[News]]:
     """The exit code, and the last words."""
-    progress, steps, signals = state.progress, state.settings.batch.steps, list(control.signals)
-    step = progress.step
+    progress, step, steps, signals = state.progress, state.progress.step, state.settings.batch.steps, control.signals
+    code, action, evidence = int(ExitCode.FINISHED), "saved, ends the run", dict[str, Any]()
+    news: list[News] = []
     if control.stop_reason:
+        code, kind, action = ExitCode.STOPPED, EventKind.STOP, "ends the run"
         text = f"stopped: {control.stop_reason}; nothing was saved since"
-        return ExitCode.STOPPED, [Event(step=step, kind=EventKind.STOP, text=text, action="ends the run")]
-    if control.save_failure:
-        error = control.save_failure.error
-        text = f"ended after {step} of {steps} steps, of which the last is not saved: {error}"
-        return ExitCode.NOT_SAVED, [Event(step=step, kind=EventKind.NOT_SAVED, text=text, action="ends the run")]
-    saved = "saved, ends the run"
-    if control.stop_requested:
+    elif control.save_failure:
+        code, kind, action = ExitCode.NOT_SAVED, EventKind.NOT_SAVED, "ends the run"
+        text = f"ended after {step} of {steps} steps, of which the last is not saved: {control.save_failure.error}"
+    elif control.stop_requested:
+        code, kind, evidence = 128 + [*signals, signal.SIGTERM][0], EventKind.SIGNAL, dict(signals=list(signals))
         text = f"stopped as asked, after {step} of {steps} steps; the same command resumes from here"
-        event = Event(step=step, kind=EventKind.SIGNAL, text=text, action=saved, evidence=dict(signals=signals))
-        return 128 + (signals[0] if signals else signal.SIGTERM), [event]
-    if step < steps:
+    elif step < steps:
+        kind = EventKind.EARLY_STOP
         text = f"stopped: {progress.misses} validations in a row were not better than {progress.best_loss:.3f}"
-        return ExitCode.FINISHED, [Event(step=step, kind=EventKind.EARLY_STOP, text=text, action=saved)]
-    text = f"finished: {steps} steps, {progress.tokens:,} tokens; all of it is in {state.settings.out}"
-    news: list[News] = [Event(step=step, kind=EventKind.FINISH, text=text)]
-    if state.settings.log.report:
-        news.append(Note(f"look at {state.rundir.report}"))
-    return ExitCode.FINISHED, news
+    else:
+        kind, action = EventKind.FINISH, ""
+        text = f"finished: {steps} steps, {progress.tokens:,} tokens; all of it is in {state.settings.out}"
+        news = [Note(f"look at {state.rundir.report}")] if state.settings.log.report else []
+    return code, [Event(step=step, kind=kind, text=text, action=action, evidence=evidence), *news]

@@ -1,7 +1,5 @@
 """Results of steps: read while the next step is already under way, so that the host never waits for the device."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from fasttrain.flops import flops_per_token
@@ -22,7 +20,7 @@ class Results:
         self._start, self._device = state.progress, runtime.device
         self._tokens = settings.batch.sequences * settings.data.sequence  # of a step
         self._flops = flops_per_token(settings.model, vocab, settings.data.sequence)
-        self._peak = peak * runtime.world_size
+        self._peak, self._world_size = peak, runtime.world_size
         self._sensors = GpuSensors(runtime.device)
 
     def push(
@@ -45,33 +43,31 @@ class Results:
         """Forget the last step: the run has rolled back."""
         self._pending = None
 
-    def _tokens_at(self, step: int) -> int:
-        return self._start.tokens + (step - self._start.step) * self._tokens
-
     def _read(self, result: StepResult, times: PhaseTimes, others: Mapping[str, float]) -> StepRecord:
-        figures, phases, sensors = result.read(), times.seconds(), self._sensors.read()
+        loss, norm, valid, stops, failed_saves, *block_norms = result.read()
+        phases, sensors, memory = times.seconds(), self._sensors.read(), used_memory(self._device)
         own = {phase: time for phase, time in phases.items() if phase not in BESIDE}
         seconds = sum(own.values())
         speed = self._tokens / seconds
-        tokens, memory = self._tokens_at(result.step), used_memory(self._device)
-        mfu = speed * self._flops / self._peak
+        tokens = self._start.tokens + (result.step - self._start.step) * self._tokens
+        mfu = speed * self._flops / (self._peak * self._world_size)
         values = {
-            "loss": figures.loss,
-            "grad_norm": figures.norm,
+            "loss": loss,
+            "grad_norm": norm,
             "lr": result.lr,
             **others,
             "tokens": tokens,
-            "valid_tokens": figures.tokens,
+            "valid_tokens": int(valid),
             "tokens_per_second": speed,
             "mfu": mfu,
             "memory": memory,
             "step_seconds": seconds,
             **{f"time/{phase}": time for phase, time in phases.items()},
             **{f"gpu/{name}": value for name, value in sensors.items()},
-            **{f"block_norm/{block:02}": norm for block, norm in enumerate(figures.block_norms)},
+            **{f"block_norm/{block:02}": norm for block, norm in enumerate(block_norms)},
         }
         return StepRecord(
-            step=result.step, tokens=tokens, loss=figures.loss, grad_norm=figures.norm,
-            block_norms=figures.block_norms, stop_requested=figures.stop, save_failed=figures.save_failed,
-            phases=phases, step_phases=own, sensors=sensors, mfu=mfu, memory=memory, values=values,
+            step=result.step, tokens=tokens, loss=loss, grad_norm=norm, block_norms=block_norms,
+            stop_requested=stops > 0, save_failed=failed_saves == self._world_size, phases=phases, step_phases=own,
+            sensors=sensors, mfu=mfu, memory=memory, values=values,
         )  # fmt: skip

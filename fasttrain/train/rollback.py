@@ -7,8 +7,6 @@ The damage was done by an update before the loss rose, so a few steps before the
 checkpoint from before them. Later ones are quarantined, not deleted.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 from fasttrain.checkpoint import Checkpoint, committed_paths, list_checkpoints, newest_valid, quarantine, restore
@@ -61,10 +59,8 @@ def roll_back(state: TrainState, anomaly: Anomaly) -> list[Event]:
     quarantine(later, runtime.checkpoint_group)
     skip = skip_after(anomaly, restored=restored.step, completed=completed)
     skipped = range(skip.step, skip.step + skip.steps)
-    documents, diagnosis = (
-        state.documents_of(skipped),
-        diagnose(state.model, state.micro_batches, skip, anomaly, runtime, begins=begins),
-    )
+    documents = state.documents_of(skipped)
+    diagnosis = diagnose(state.model, state.micro_batches, skip, anomaly, runtime, begins=begins)
     state.progress = replace(restored, rollbacks=state.progress.rollbacks + 1)
     state.skip_batches(skip)
     text = (
@@ -112,8 +108,7 @@ def _good_state(state: TrainState, anomaly: Anomaly, events: list[Event]) -> tup
         steps = range(begins, last + 1)
         if good := newest_valid(directory, state.runtime.checkpoint_group, corrupt.append, steps=steps):
             break
-    completed, action = state.progress.step, "rolls back to an earlier one"
-    kind = EventKind.CORRUPT_CHECKPOINT
+    completed, kind, action = state.progress.step, EventKind.CORRUPT_CHECKPOINT, "rolls back to an earlier one"
     events += [Event(step=completed, kind=kind, text=text, action=action) for text in dict.fromkeys(corrupt)]
     if good is None and state.resumed_from is not None and state.resumed_from.parent != directory:
         good = Checkpoint.read(state.resumed_from)  # of another run

@@ -1,7 +1,5 @@
 """Everything before the first step: data -> model -> optimizer -> progress, new or from a checkpoint."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +15,7 @@ from fasttrain.hf.load import load_pretrained, tokenizer_warning
 from fasttrain.metrics import peak_flops
 from fasttrain.model import Decoder
 from fasttrain.monitor import make_monitor
-from fasttrain.optim import make_optimizer, make_scaler
+from fasttrain.optim.optimizer import make_optimizer, make_scaler
 from fasttrain.rundir import RunDir
 from fasttrain.tools.plan.sizes import Sizes, at_start
 from fasttrain.tools.profiling import check as check_profile
@@ -99,7 +97,7 @@ def init_weights(model: Decoder, settings: Config) -> None:
 def _check_disk_space(settings: Config, vocab: int) -> None:
     """A disk that the run would fill is an error now, not in the night."""
     directory = RunDir(settings.out).checkpoints
-    size = checkpoint_bytes(directory, state_bytes(settings.model, vocab, muon=settings.optim.kind == "muon"))
+    size = checkpoint_bytes(directory, state_bytes(settings.model, vocab, settings.optim.kind))
     space = before_run(directory, settings.checkpoint, size=size, steps=settings.batch.steps)
     if space.state != "enough":
         raise ValueError(f"no disk space for the checkpoints of this run: {space}")
@@ -108,10 +106,8 @@ def _check_disk_space(settings: Config, vocab: int) -> None:
 def _check_epochs(state: TrainState) -> None:
     end, steps = state.batches.end, state.settings.batch.steps
     if end is not None and end < steps:
-        raise ValueError(
-            f"data.mixture: every component has reached its epochs at step {end} of {steps}; raise the epochs of one, "
-            "or lower batch.steps"
-        )
+        remedy = "raise the epochs of one, or lower batch.steps"
+        raise ValueError(f"data.mixture: every component has reached its epochs at step {end} of {steps}; {remedy}")
 
 
 def _vocab(settings: Config, data: TrainingData) -> int:

@@ -8,8 +8,6 @@ so it does not depend on how ranks and micro-batches split the step. Every rank'
 step and rank: there is none to save, and a step that is repeated draws the same dropout.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from torch import Tensor
 from fasttrain.data import IGNORED, Batch
 from fasttrain.distributed.parallelize import before_backward
 from fasttrain.metrics import StepTimer
-from fasttrain.optim import gradient_norms, scale_gradients, set_learning_rate, skip_unless_finite
+from fasttrain.optim.optimizer import clip, gradient_norms, set_learning_rate, skip_unless_finite
 from fasttrain.train.state import TrainState
 
 
@@ -33,35 +31,20 @@ class StepFlags(NamedTuple):
     save_failed: bool = False  # it knows that the last save failed
 
 
-class StepFigures(NamedTuple):
-    """The figures of a step, over all ranks."""
-
-    loss: float
-    norm: float  # of all gradients, before clipping
-    block_norms: list[float]
-    tokens: int  # valid ones
-    stop: bool  # any rank was asked to end the run
-    save_failed: bool  # every rank knows that the last save failed
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """Figures that can be read once the device has got there."""
+    """Figures over all ranks, which can be read once the device has got there."""
 
     step: int  # steps completed, this one included
     lr: float
     values: Tensor  # (5 + blocks,) float64 on the host
     ready: torch.cuda.Event | None
-    world_size: int
 
-    def read(self) -> StepFigures:
+    def read(self) -> list[float]:
+        """Loss, gradient norm before clipping, valid tokens, how many ranks have each flag, norms of the blocks."""
         if self.ready is not None:
             self.ready.synchronize()
-        loss, norm, tokens, stop, save_failed, *block_norms = self.values.tolist()
-        return StepFigures(
-            loss=loss, norm=norm, block_norms=block_norms, tokens=int(tokens), stop=stop > 0,
-            save_failed=save_failed == self.world_size,
-        )  # fmt: skip
+        return self.values.tolist()
 
 
 def train_step(
@@ -92,7 +75,7 @@ def train_step(
         loss += mean.detach()
     scaler.unscale_(optimizer)
     norms = gradient_norms(model.norm_groups())
-    norm = scale_gradients(model.parameters(), norms, settings.optim.clip)
+    norm = clip(model.parameters(), settings.optim.clip, norms)
     if not scaler.is_enabled():
         skip_unless_finite(optimizer, norm)
     scaler.step(optimizer)
@@ -104,7 +87,7 @@ def train_step(
     values = torch.cat([torch.stack([loss, norm.to(torch.float64)]), totals, norms[:-1].to(torch.float64)])
     state.advance()
     host, ready = _to_host(values)
-    return StepResult(step=step + 1, lr=lr, values=host, ready=ready, world_size=runtime.world_size)
+    return StepResult(step=step + 1, lr=lr, values=host, ready=ready)
 
 
 def seed_step(seed: int, step: int, dp_rank: int) -> None:

@@ -1,7 +1,5 @@
 """Validation between two steps: every set is scored, and the model continues a text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from fasttrain.events import Event, EventKind

@@ -16,8 +16,8 @@ from bench.report import __main__ as command
 from bench.report.content import places, targets
 from bench.report.markdown import BEGIN, END, markdown, write
 from bench.report.page import page
-from bench.report.plots import Axis, Series, chart, ticks_of
 from bench.report.quantities import number, plain, scaled
+from fasttrain.tools.webpage import Axis, Series, chart, ticks_of
 
 CPU = {"cpu": "A CPU <1>", "cores": 2, "gpu": None, "gpus": 0}
 GPU = {"cpu": "A CPU", "cores": 8, "gpu": "NVIDIA H100", "gpus": 1}

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from textwrap import fill
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from fasttrain import config
 from fasttrain.bounds import bounds_of
@@ -82,6 +82,8 @@ def settings_of(section: type) -> list[Documented]:
         if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
             annotation = annotation.slice.elts[0]  # type: ignore[attr-defined]
         kind = ast.unparse(annotation)
+        if values := get_args(getattr(config, kind, None)):  # a Literal with a name
+            kind = f"Literal{list(values)}"
         if dataclasses.is_dataclass(getattr(config, kind, None)):
             continue
         text = after.value if isinstance(after, ast.Expr) else None

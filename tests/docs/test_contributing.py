@@ -19,9 +19,14 @@ from fasttrain import cli, events, gpus, recipes
 from fasttrain.cli.parse import load
 from fasttrain.config import Config, LogConfig, OptimConfig
 from fasttrain.events import Event
+from fasttrain.flops import block_matrices, num_parameters
 from fasttrain.metrics import logger
-from fasttrain.optim import make_optimizer
+from fasttrain.optim.optimizer import make_optimizer, set_learning_rate
+from fasttrain.optimizers import OPTIMIZERS, OptimizerRow
 from fasttrain.rundir import RunDir
+from fasttrain.tools.plan.memory import memory
+from fasttrain.tools.plan.sizes import sizes
+from fasttrain.tools.plan.speed import Hardware, speed, work_of
 from fasttrain_kernels.ops.attention import backends
 from fasttrain_kernels.testing import self_check
 from fasttrain_kernels.testing.compiled.cases import CASES as COMPILED
@@ -72,10 +77,36 @@ def test_a_recipe_is_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (settings.seed, settings.out) == (7, Path("runs/fake"))
 
 
-@pytest.mark.parametrize("kind", get_args(get_type_hints(OptimConfig)["kind"]))
-def test_an_optimizer_is_made_for_every_kind(kind: Any) -> None:
+def test_an_optimizer_has_a_name_a_row_and_a_line() -> None:
+    kinds = get_args(get_type_hints(OptimConfig)["kind"])
+    assert kinds == tuple(OPTIMIZERS)
     model = nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(4, 4)])})
-    assert type(make_optimizer(model, OptimConfig(kind=kind), torch.device("cpu"))).__name__.lower() == kind
+    for kind in kinds:
+        assert type(make_optimizer(model, OptimConfig(kind=kind), torch.device("cpu"))).__name__.lower() == kind
+        assert f"`{kind}`" in (DOCS / "training.md").read_text()
+
+
+def test_an_optimizer_is_a_module_and_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything else asks the table: what makes it, the rates of its groups, checkpoints, memory and speed of plan."""
+    module: Any = ModuleType("fake_optimizer")
+    module.settings = lambda optim, group: dict(lr=3 * optim.lr)
+    module.make = lambda model, optim, device: torch.optim.SGD([dict(name="all", params=model.parameters(), lr=1.0)])
+    monkeypatch.setitem(sys.modules, "fake_optimizer", module)
+    row = OptimizerRow("fake_optimizer", matrix_bytes=0, other_bytes=2, whole_matrices=7, matrix_flops=10**6)
+    monkeypatch.setitem(OPTIMIZERS, "fake", row)  # type: ignore[misc]
+    fake: Any = OptimConfig(kind="fake", lr=0.5, warmup=0)  # type: ignore[arg-type]
+    optimizer = make_optimizer(nn.Linear(2, 2), fake, torch.device("cpu"))
+    assert (set_learning_rate(optimizer, fake, 0, 10), optimizer.param_groups[0]["lr"]) == (0.5, 1.5)
+    run, adamw = Config(optim=fake), Config()
+    parameters = num_parameters(run.model, 512)
+    others = parameters.total - run.model.layers * block_matrices(run.model)
+    assert sizes(run, vocab=512).checkpoint_bytes == 4 * parameters.total + 2 * others
+    needs = [memory(one, vocab=512, precision="fp32", process=0).moments[-1].parts for one in (run, adamw)]
+    assert [need["optimizer"] for need in needs] == [2 * others, 8 * parameters.total]
+    assert needs[0]["fsdp"] - needs[1].get("fsdp", 0) == 7 * 2 * run.model.hidden * run.model.ffn * 4
+    hardware = Hardware.of(gpus.find_gpu("h100-sxm"), 1)
+    seconds = [speed(work_of(one, vocab=512, dp_size=1), hardware).parts["optimizer"] for one in (run, adamw)]
+    assert seconds[0] > 2 * seconds[1]
 
 
 class Kept:
@@ -107,9 +138,9 @@ def test_a_logger_is_a_row_of_sinks(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(logger, "SINKS", [open_sink, lambda options: None])
     options = logger.SinkOptions(run=RunDir(tmp_path), log=LogConfig(), config_toml="", resume_step=0)
     sinks = logger.Sinks(options, is_main=True)
-    sinks.step(1, {"loss": 2.5})
-    sinks.validation(1, "held-out", {"loss": 2.5})
-    sinks.event(Event(step=1, kind=events.EventKind.SPIKE, text=""))
+    sinks.each("step", 1, {"loss": 2.5})
+    sinks.each("validation", 1, "held-out", {"loss": 2.5})
+    sinks.each("event", Event(step=1, kind=events.EventKind.SPIKE, text=""))
     sinks.close(3)
     assert asked == [options]
     assert kept.seen == [(1, 2.5), (1, "held-out"), "spike", 3]

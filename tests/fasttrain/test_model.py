@@ -16,8 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fasttrain.config import ModelConfig
 from fasttrain.data import IGNORED
+from fasttrain.flops import flops_per_token, num_parameters
 from fasttrain.hf.names import huggingface_config, parts, to_huggingface
-from fasttrain.model import Decoder, flops_per_token, num_parameters
+from fasttrain.model import Decoder
 from fasttrain_kernels import cpp
 from fasttrain_kernels._registration import kernels_on_cpu
 

@@ -26,22 +26,22 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from fasttrain import config
 from fasttrain.model import Decoder
-from fasttrain.optim import (
-    Muon,
+from fasttrain.optim import muon
+from fasttrain.optim.muon import Muon, orthogonalise
+from fasttrain.optim.optimizer import (
     clip,
     gradient_norms,
     learning_rate,
     make_optimizer,
     make_scaler,
-    muon,
-    orthogonalise,
     set_learning_rate,
     skip_unless_finite,
 )
+from fasttrain.optimizers import OPTIMIZERS
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
-KINDS = ("adamw", "muon")
+KINDS = tuple(OPTIMIZERS)
 
 
 class Block(nn.Module):

@@ -2,7 +2,7 @@ import pytest
 
 from fasttrain.cli.parse import load
 from fasttrain.config import Config
-from fasttrain.model import num_parameters
+from fasttrain.flops import num_parameters
 from fasttrain.recipes import RECIPES
 
 # Published sizes where there are some, otherwise what the name says: parameters, and how exactly.

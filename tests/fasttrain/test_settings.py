@@ -25,6 +25,7 @@ import fasttrain.data.lint.checks
 import fasttrain.distributed.parallelize
 import fasttrain.model
 import fasttrain.train.loop
+import fasttrain_kernels
 from fasttrain.checkpoint import find, list_checkpoints
 from fasttrain.config import Config
 from fasttrain.data import DatasetWriter, open_dataset
@@ -163,7 +164,8 @@ class _Spies(ExitStack):
         self.facts: dict[str, Any] = {"read": set(), "norms": 0, "compiled": 0}
 
     def __enter__(self) -> _Spies:
-        read, norm, first_step = TrainState.micro_batches, fasttrain.model.add_rms_norm, fasttrain.train.loop.train_step  # type: ignore[attr-defined, attr-defined]
+        read, first_step = TrainState.micro_batches, fasttrain.train.loop.train_step  # type: ignore[attr-defined]
+        norm = fasttrain_kernels.add_rms_norm
         write, shard = fasttrain.checkpoint.saver.write, fasttrain.distributed.parallelize.fully_shard  # type: ignore[attr-defined, attr-defined]
         start = torch.distributed.init_process_group
         facts = self.facts
@@ -204,7 +206,7 @@ class _Spies(ExitStack):
         for target, name, noted in (
             (TrainState, "micro_batches", noted_read),
             (fasttrain.train.loop, "train_step", noted_step),
-            (fasttrain.model, "add_rms_norm", noted_norm),
+            (fasttrain_kernels, "add_rms_norm", noted_norm),
             (fasttrain.checkpoint.saver, "write", noted_write),
             (torch, "compile", noted_compile),
             (fasttrain.distributed.parallelize, "fully_shard", noted_shard),

@@ -38,3 +38,13 @@ def test_the_chunk_rule_needs_no_torch():
         "print(loss_chunk(8192, 4096, 151_936, dtype='bfloat16', use_triton=True).tokens, 'torch' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "8192 False\n"
+
+
+def test_names_of_the_package_compile_without_a_graph_break():
+    """In a fresh process, where nothing has been used yet."""
+    code = (
+        "import torch, fasttrain_kernels as ft\n"
+        "compiled = torch.compile(lambda x: ft.swiglu(ft.rms_norm(x, None)), fullgraph=True, backend='eager')\n"
+        "print(tuple(compiled(torch.randn(4, 16)).shape))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "(4, 8)\n"

@@ -7,30 +7,21 @@ number of tokens, zeros), then the tokens; documents begin with the separator.
 All numbers are little-endian. Nothing else is known of these files, so that a document begins at every separator.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from fasttrain.data.formats.dataset import GPT2, LLAMA3, FoundFiles, KnownVocab, TokenFiles
+from fasttrain.data.dataset import corrupt
+from fasttrain.data.formats.dataset import GPT2, LLAMA3, REWRITE, FoundFiles, TokenFiles
 
-REMEDY = "copy it again, or write it again"
 RAW = ("train.bin", "val.bin")
 HEADER = 256 * 4  # bytes
 
 
-class Header(NamedTuple):
-    """The meaning of a magic number."""
-
-    version: int
-    dtype: str
-    known: KnownVocab
-
-
-HEADERS = {20240520: Header(1, "uint16", GPT2), 20240801: Header(7, "uint32", LLAMA3)}
+# by magic number: version, type of tokens, vocabulary
+HEADERS = {20240520: (1, "uint16", GPT2), 20240801: (7, "uint32", LLAMA3)}
 QUESTIONS = 20240522  # llm.c's multiple-choice evaluations
 DATES = range(20_230_000, 20_400_000)  # magic numbers of this family are dates
 OTHERS = {
@@ -70,18 +61,16 @@ def find(path: Path) -> FoundFiles | None:
     first = shards["train"][0]
     for shard in (shard for files in shards.values() for shard in files):
         if shard.magic != first.magic:
-            raise ValueError(
-                f"dataset: {shard.path} ({_called(shard)}) and {first.path} ({_called(first)}) do not belong together; "
-                "keep them in directories of their own"
-            )
-    header = HEADERS.get(first.magic or 0)
-    dtype, skipped = (header.dtype, HEADER) if header else ("uint16", 0)
+            both = f"({_called(shard)}) and {first.path} ({_called(first)}) do not belong together"
+            raise corrupt(shard.path, both, "keep them in directories of their own")
+    kind, dtype, header, known = "raw tokens of nanoGPT", "uint16", 0, None
+    if first.magic is not None:
+        kind, header, (_, dtype, known) = "shards of llm.c", HEADER, HEADERS[first.magic]
     found = {
-        name: TokenFiles(paths=splits[name], lengths=[file.tokens for file in files], dtype=dtype, header=skipped)
+        name: TokenFiles(paths=splits[name], lengths=[file.tokens for file in files], dtype=dtype, header=header)
         for name, files in shards.items()
     }
-    kind = "shards of llm.c" if header else "raw tokens of nanoGPT"
-    return FoundFiles(kind=kind, splits=found, known=header and header.known)
+    return FoundFiles(kind=kind, splits=found, known=known)
 
 
 def _of_directory(path: Path) -> dict[str, list[Path]]:
@@ -90,9 +79,7 @@ def _of_directory(path: Path) -> dict[str, list[Path]]:
     if not splits["train"]:  # early llm.c did not name splits
         splits["train"] = [file for file in files if split_of(file) is None]
     if files and not splits["train"]:
-        raise ValueError(
-            f"dataset: {path} holds validation data only: {files[0].name}; name the file in validation.sets"
-        )
+        raise corrupt(path, f"holds validation data only: {files[0].name}", "name the file in validation.sets")
     return {name: chosen for name, chosen in splits.items() if chosen}
 
 
@@ -102,10 +89,8 @@ def _refuse_others(path: Path) -> bytes:
         head = file.read(HEADER)
     for beginning, meaning in OTHERS.items():
         if head.startswith(beginning):
-            raise ValueError(
-                f"dataset: {path} is {meaning}, not tokens; prepare its text first, or write its tokens as uint16 to "
-                "train.bin"
-            )
+            remedy = "prepare its text first, or write its tokens as uint16 to train.bin"
+            raise corrupt(path, f"is {meaning}, not tokens", remedy)
     return head
 
 
@@ -113,49 +98,39 @@ def _read(path: Path) -> _Shard:
     """The file, if it is whole."""
     size = path.stat().st_size
     if not size:
-        raise ValueError(f"dataset: {path} is empty; {REMEDY}")
+        raise corrupt(path, "is empty", REWRITE)
     head = _refuse_others(path)
     magic = int.from_bytes(head[:4], "little")
     if magic in HEADERS:
         return _with_header(path, size, head)
     if magic in DATES:
         meaning = "holds questions, not text" if magic == QUESTIONS else "is of no kind that fasttrain reads"
-        raise ValueError(
-            f"dataset: {path} begins with {magic} and {meaning}; token files of llm.c begin with "
-            f"{' or '.join(map(str, HEADERS))}"
-        )
+        kinds = f"token files of llm.c begin with {' or '.join(map(str, HEADERS))}"
+        raise corrupt(path, f"begins with {magic} and {meaning}", kinds)
     if path.name not in RAW:
-        raise ValueError(
-            f"dataset: {path} has no header of llm.c (it begins with {head[:4].hex(' ')}), and only "
-            f"{' and '.join(RAW)} are read as tokens without header; if it is that, call it train.bin"
-        )
+        trouble = f"has no header of llm.c (it begins with {head[:4].hex(' ')})"
+        raise corrupt(path, trouble, f"if it is tokens without header, call it {' or '.join(RAW)}")
     if size % 2:
-        raise ValueError(
-            f"dataset: {path} has {size} bytes, which is no whole number of uint16 tokens: truncated, or not tokens; "
-            f"{REMEDY}"
-        )
+        trouble = f"has {size} bytes, which is no whole number of uint16 tokens: truncated, or not tokens"
+        raise corrupt(path, trouble, REWRITE)
     return _Shard(path, None, size // 2)
 
 
 def _with_header(path: Path, size: int, head: bytes) -> _Shard:
     if len(head) < HEADER:
-        raise ValueError(f"dataset: {path} has {size} bytes, less than its header of {HEADER}: truncated; {REMEDY}")
+        raise corrupt(path, f"has {size} bytes, less than its header of {HEADER}: truncated", REWRITE)
     magic, version, tokens = map(int, np.frombuffer(head, "<i4")[:3])
-    header = HEADERS[magic]
-    if version != header.version:
-        raise ValueError(
-            f"dataset: {path} has version {version} of format {magic}, fasttrain reads version {header.version}; write "
-            "it again with that version"
-        )
+    readable, dtype, _ = HEADERS[magic]
+    if version != readable:
+        trouble = f"has version {version} of format {magic}, fasttrain reads version {readable}"
+        raise corrupt(path, trouble, "write it again with that version")
     if tokens <= 0:
-        raise ValueError(f"dataset: {path} has {tokens} tokens by its header; {REMEDY}")
-    expected = HEADER + tokens * np.dtype(header.dtype).itemsize
+        raise corrupt(path, f"has {tokens} tokens by its header", REWRITE)
+    expected = HEADER + tokens * np.dtype(dtype).itemsize
     if size != expected:
         state = "truncated, or still being copied" if size < expected else "it holds more than its header says"
-        raise ValueError(
-            f"dataset: {path} has {size} bytes instead of {expected}, for {tokens} tokens of {header.dtype}: {state}; "
-            f"{REMEDY}"
-        )
+        wanted = f"instead of {expected}, for {tokens} tokens of {dtype}"
+        raise corrupt(path, f"has {size} bytes {wanted}: {state}", REWRITE)
     return _Shard(path, magic, tokens)
 
 

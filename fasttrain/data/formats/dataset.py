@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fasttrain.data.dataset import read_tokenizer
+from fasttrain.data.dataset import corrupt, read_tokenizer
 from fasttrain.data.stream import DocumentEnds, TokenStream
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ WHOLE_TOKENS = 2**24  # a split of so many is read whole, in 0.1 s
 SAMPLE_TOKENS = 2**20  # of a longer one
 SAMPLE_SPANS = 16  # evenly spread
 DECODED_TOKENS = 2**17  # tokens of a split whose text is measured, in 0.1 s
+REWRITE = "copy it again, or write it again"
 NO_SEPARATOR = -1  # as data.separator
 SEPARATORS = ("<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "</s>")  # names, the likeliest first
 
@@ -79,31 +80,23 @@ class ExternalDataset:
 
     def __init__(self, path: Path, found: FoundFiles, described: Described) -> None:
         self.path, self.kind = path, found.kind
-        self._splits, self._described = found.splits, described
-        samples = {name: _sample(tokens.stream(None)) for name, tokens in found.splits.items()}
+        self._files, self._described = found.splits, described
+        self.splits = list(found.splits)
+        self.tokenizer_path = described.tokenizer
+        streams = {name: files.stream(None) for name, files in found.splits.items()}
+        samples = {name: _spread(stream, SAMPLE_TOKENS, whole=WHOLE_TOKENS) for name, stream in streams.items()}
         self.vocab, self.separator = self._known(found, samples)
         for name, sample in samples.items():
-            if sample.tokens.min() < 0 or sample.tokens.max() >= self.vocab:
-                raise ValueError(
-                    f"dataset: {path} has tokens from {sample.tokens.min()} to {sample.tokens.max()} in {name}, "
-                    f"outside the vocabulary of {self.vocab}; set data.vocab or data.tokenizer to what made them"
-                )
+            low, high = sample.min(), sample.max()
+            if low < 0 or high >= self.vocab:
+                trouble = f"has tokens from {low} to {high} in {name}, outside the vocabulary of {self.vocab}"
+                raise corrupt(path, trouble, "set data.vocab or data.tokenizer to what made them")
         content = [(name, tokens.dtype, tokens.lengths) for name, tokens in found.splits.items()]
         hashed = hashlib.sha256(repr((self.vocab, self.separator, content)).encode())
         for sample in samples.values():
-            hashed.update(sample.tokens.tobytes())
+            hashed.update(sample.tobytes())
         self.digest = hashed.hexdigest()
         """Equal for equal data, as far as sizes and a sample tell."""
-
-    @property
-    def splits(self) -> list[str]:
-        """Names that `split` takes."""
-        return list(self._splits)
-
-    @property
-    def tokenizer_path(self) -> Path | None:
-        """data.tokenizer."""
-        return self._described.tokenizer
 
     @property
     def tokenizer_digest(self) -> str | None:
@@ -113,9 +106,9 @@ class ExternalDataset:
 
     def split(self, name: str) -> TokenStream:
         """ "train" or "validation"."""
-        if name not in self._splits:
-            raise ValueError(f"dataset: {self.path} has no split {name!r}, only {', '.join(self._splits)}")
-        return self._splits[name].stream(self.separator)
+        if name not in self._files:
+            raise ValueError(f"dataset: {self.path} has no split {name!r}, only {', '.join(self.splits)}")
+        return self._files[name].stream(self.separator)
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of data.tokenizer, read each time."""
@@ -126,7 +119,7 @@ class ExternalDataset:
         tokenizer, stream = self.tokenizer(), self.split(name)
         if tokenizer is None:
             return None
-        tokens = _spread(stream, DECODED_TOKENS)
+        tokens = _spread(stream, DECODED_TOKENS, whole=DECODED_TOKENS)
         return sum(len(text.encode()) for text in tokenizer.decode_batch(tokens.tolist())) / tokens.size
 
     def notes(self) -> list[str]:
@@ -137,15 +130,14 @@ class ExternalDataset:
             lines.append(f"{self.path}: no data.tokenizer, and so no bits per byte and no sample of text")
         return lines
 
-    def _known(self, found: FoundFiles, samples: dict[str, _Sample]) -> KnownVocab:
+    def _known(self, found: FoundFiles, samples: dict[str, np.ndarray]) -> KnownVocab:
         """Vocabulary and separator by the settings, else by the format, else by the sample."""
         tokenizer, (_, vocab, separator) = self.tokenizer(), self._described
         if tokenizer is not None:
-            known = _named(tokenizer)
-        elif found.known or _is_gpt2(samples):
-            known = found.known or GPT2
+            ids = (tokenizer.token_to_id(name) for name in SEPARATORS)
+            known = KnownVocab(tokenizer.get_vocab_size(), next((id for id in ids if id is not None), None))
         else:
-            known = KnownVocab(vocab or self._counted(samples), None)
+            known = found.known or (GPT2 if _is_gpt2(samples) else KnownVocab(vocab or self._counted(samples), None))
         vocab = vocab or known.vocab
         if separator is None:
             fits = known.separator is not None and known.separator < vocab
@@ -157,44 +149,27 @@ class ExternalDataset:
             )
         return KnownVocab(vocab, None if separator == NO_SEPARATOR else separator)
 
-    def _counted(self, samples: dict[str, _Sample]) -> int:
+    def _counted(self, samples: dict[str, np.ndarray]) -> int:
         """The smallest vocabulary that all tokens are in, where all of them were read."""
-        largest = max(int(sample.tokens.max()) for sample in samples.values())
-        if all(sample.is_whole for sample in samples.values()):
+        largest = max(int(sample.max()) for sample in samples.values())
+        if all(sample.size == sum(self._files[name].lengths) for name, sample in samples.items()):
             return largest + 1
         pickle = self.path / "meta.pkl"
         hint = f" ({pickle.name} has it as vocab_size, but a pickle can run any program, and is not read here)"
-        raise ValueError(
-            f"dataset: {self.path} does not say how large its vocabulary is, and a sample goes up to {largest} without "
-            f"GPT-2's separator {GPT2.separator}; set data.vocab{hint * pickle.exists()}, and data.separator if there "
-            "is a token between documents"
-        )
+        no_separator = f"without GPT-2's separator {GPT2.separator}"
+        trouble = f"does not say how large its vocabulary is, and a sample goes up to {largest} {no_separator}"
+        remedy = f"set data.vocab{hint * pickle.exists()}, and data.separator if there is a token between documents"
+        raise corrupt(self.path, trouble, remedy)
 
 
-class _Sample(NamedTuple):
-    tokens: np.ndarray
-    is_whole: bool  # there are no other tokens
-
-
-def _sample(stream: TokenStream) -> _Sample:
-    is_whole = len(stream) <= WHOLE_TOKENS
-    return _Sample(_spread(stream, WHOLE_TOKENS if is_whole else SAMPLE_TOKENS), is_whole)
-
-
-def _spread(stream: TokenStream, tokens: int) -> np.ndarray:  # -> (spans, n)
-    """All of the stream if it is not longer, or spans of it."""
-    if len(stream) <= tokens:
+def _spread(stream: TokenStream, tokens: int, *, whole: int) -> np.ndarray:  # -> (spans, n)
+    """All of the stream if it has up to `whole` tokens, or so many in spans of it."""
+    if len(stream) <= whole:
         return stream.windows(np.zeros(1, np.int64), len(stream))
     length = tokens // SAMPLE_SPANS
     return stream.windows(np.linspace(0, len(stream) - length, SAMPLE_SPANS).astype(np.int64), length)
 
 
-def _is_gpt2(samples: dict[str, _Sample]) -> bool:
-    return all(sample.tokens.max() < GPT2.vocab for sample in samples.values()) and any(
-        (sample.tokens == GPT2.separator).any() for sample in samples.values()
-    )
-
-
-def _named(tokenizer: Tokenizer) -> KnownVocab:
-    ids = [tokenizer.token_to_id(name) for name in SEPARATORS]
-    return KnownVocab(tokenizer.get_vocab_size(), next((number for number in ids if number is not None), None))
+def _is_gpt2(samples: dict[str, np.ndarray]) -> bool:
+    tokens = samples.values()
+    return all(some.max() < GPT2.vocab for some in tokens) and any((some == GPT2.separator).any() for some in tokens)

@@ -10,8 +10,6 @@ A header of 34 bytes leaves every number unaligned, and NumPy searches aligned a
 index. So the search is written out here, and reads some pages.
 """
 
-from __future__ import annotations
-
 import mmap
 import struct
 from pathlib import Path
@@ -19,8 +17,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fasttrain.data.formats.bins import REMEDY, split_of
-from fasttrain.data.formats.dataset import FoundFiles, TokenFiles
+from fasttrain.data.dataset import corrupt
+from fasttrain.data.formats.bins import split_of
+from fasttrain.data.formats.dataset import REWRITE, FoundFiles, TokenFiles
 
 MAGIC, VERSION = b"MMIDIDX\0\0", 1
 HEADER = struct.Struct("<9sQBQQ")
@@ -47,15 +46,12 @@ def _of_directory(path: Path) -> dict[str, Path]:
     for index in sorted(path.glob("*.idx")):
         name = split_of(index) or "train"
         if name in prefixes:
-            raise ValueError(
-                f"dataset: {path} holds several datasets of Megatron: {prefixes[name].name} and {index.stem}; name one "
-                f"of them ({path / index.stem}), or mix them (data.mixture)"
-            )
+            trouble = f"holds several datasets of Megatron: {prefixes[name].name} and {index.stem}"
+            raise corrupt(path, trouble, f"name one of them ({path / index.stem}), or mix them (data.mixture)")
         prefixes[name] = index.with_suffix("")
     if prefixes and "train" not in prefixes:
-        raise ValueError(
-            f"dataset: {path} holds validation data only: {prefixes['validation'].name}; name it in validation.sets"
-        )
+        only = prefixes["validation"].name
+        raise corrupt(path, f"holds validation data only: {only}", "name it in validation.sets")
     return prefixes
 
 
@@ -64,43 +60,35 @@ def _read(prefix: Path) -> TokenFiles:
     index, data = _with(prefix, ".idx"), _with(prefix, ".bin")
     for missing, other in ((index, data), (data, index)):
         if not missing.exists():
-            raise FileNotFoundError(
-                f"dataset: {missing} is missing, and {other} alone is half a dataset of Megatron; copy both"
-            )
+            raise FileNotFoundError(f"dataset: {missing} is missing, which {other} belongs to (Megatron); copy both")
     with open(index, "rb") as file:
         head = file.read(HEADER.size)
     if not head.startswith(MAGIC):
-        raise ValueError(f"dataset: {index} begins with {head[:9]!r} instead of {MAGIC!r}: not an index of Megatron")
+        raise corrupt(index, f"begins with {head[:9]!r} instead of {MAGIC!r}: not an index of Megatron", REWRITE)
     if len(head) < HEADER.size:
-        raise ValueError(f"dataset: {index} has {len(head)} bytes: truncated; {REMEDY}")
+        raise corrupt(index, f"has {len(head)} bytes: truncated", REWRITE)
     _, version, code, sequences, bounds = HEADER.unpack(head)
     if version != VERSION:
-        raise ValueError(
-            f"dataset: {index} has version {version}, fasttrain reads version {VERSION}; write it again with that"
-        )
+        raise corrupt(index, f"has version {version}, fasttrain reads version {VERSION}", "write it again with that")
     if code not in TYPES:
-        raise ValueError(f"dataset: {index} has tokens of type {code}, but tokens are integers: {_types()}")
+        types = ", ".join(f"{name} ({code})" for code, name in TYPES.items())
+        raise corrupt(index, f"has tokens of type {code}", f"tokens are integers: {types}")
     if not sequences or bounds < 2:
-        raise ValueError(
-            f"dataset: {index} has {sequences} sequences in {max(0, bounds - 1)} documents: empty; {REMEDY}"
-        )
+        raise corrupt(index, f"has {sequences} sequences in {max(0, bounds - 1)} documents: empty", REWRITE)
     size, expected = index.stat().st_size, HEADER.size + 12 * sequences + 8 * bounds
     if size != expected:
         state = "truncated, or still being copied" if size < expected else "it holds more, as of several modes"
-        raise ValueError(
-            f"dataset: {index} has {size} bytes instead of {expected}, for {sequences} sequences in {bounds - 1} "
-            f"documents: {state}; {REMEDY}"
-        )
-    ends = Ends(index, np.dtype(TYPES[code]).itemsize, sequences, bounds)
-    ends.check(data)
+        wanted = f"instead of {expected}, for {sequences} sequences in {bounds - 1} documents"
+        raise corrupt(index, f"has {size} bytes {wanted}: {state}", REWRITE)
+    ends = Ends(index, data, np.dtype(TYPES[code]).itemsize, sequences, bounds)
     return TokenFiles(paths=[data], lengths=[ends.total], dtype=TYPES[code], ends=ends)
 
 
 class Ends:
     """Where documents end, in tokens, read from the index one by one."""
 
-    def __init__(self, index: Path, width: int, sequences: int, bounds: int) -> None:
-        self._path, self._width = index, width
+    def __init__(self, index: Path, data: Path, width: int, sequences: int, bounds: int) -> None:
+        self._width = width
         with open(index, "rb") as file:
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         mapping.madvise(mmap.MADV_RANDOM)
@@ -108,6 +96,13 @@ class Ends:
         self._offsets = np.frombuffer(mapping, "<i8", sequences, HEADER.size + 4 * sequences)
         self._bounds = np.frombuffer(mapping, "<i8", bounds, HEADER.size + 12 * sequences)
         self.total = (int(self._offsets[-1]) + int(self._lengths[-1]) * width) // width
+        size, expected = data.stat().st_size, self.total * width
+        if expected != size or self._offsets[0] != 0:
+            trouble = f"has {size} bytes instead of {expected} by {index}: truncated, or they do not belong together"
+            raise corrupt(data, trouble, "copy both again")
+        first, last = int(self._bounds[0]), int(self._bounds[-1])
+        if first != 0 or last != sequences:
+            raise corrupt(index, f"has documents from sequence {first} to {last}, but {sequences} sequences", REWRITE)
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
@@ -128,25 +123,6 @@ class Ends:
             low, high = np.where(before, middle + 1, low), np.where(before, high, middle)
         return low
 
-    def check(self, data: Path) -> None:
-        """That the index is of these tokens, by its ends."""
-        size = data.stat().st_size
-        first, last = int(self._bounds[0]), int(self._bounds[-1])
-        if self.total * self._width != size or int(self._offsets[0]) != 0:
-            raise ValueError(
-                f"dataset: by {self._path}, {data} ends after {self.total * self._width} bytes, but it has {size}: "
-                f"truncated, or the files do not belong together; copy both again"
-            )
-        if first != 0 or last != len(self._offsets):
-            raise ValueError(
-                f"dataset: by {self._path}, documents go from sequence {first} to {last}, but there are "
-                f"{len(self._offsets)}; {REMEDY}"
-            )
-
 
 def _with(prefix: Path, ending: str) -> Path:
     return prefix.with_name(prefix.name + ending)
-
-
-def _types() -> str:
-    return ", ".join(f"{name} ({code})" for code, name in TYPES.items())

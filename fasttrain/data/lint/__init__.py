@@ -1,7 +1,5 @@
 """What is wrong with a token stream, before a model learns it. docs/lint.md explains every check."""
 
-from __future__ import annotations
-
 from fasttrain.data.lint.checks import lint
 from fasttrain.data.lint.findings import Example, LintFinding, LintReport, Profile
 

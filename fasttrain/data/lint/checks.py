@@ -48,7 +48,7 @@ def lint(
         source = TokenSource(dataset, name, tokenizer, max_examples=max_examples)
         found[name] = split = _Split(source, hasher, sequence)
         findings += check_index(source, quick=quick)  # before its documents are looked at
-        for part in source.samples(SAMPLES, SAMPLE) if quick else source.chunks(chunk):
+        for part in source.chunks(SAMPLE, samples=SAMPLES) if quick else source.chunks(chunk):
             split.add(part)
             on_progress(len(part))
         findings += split.findings(dataset)
@@ -95,7 +95,7 @@ class _Split:
         self._read_along += self.source.bins_of(chunk)
         for check in (self.separators, self.token_use, self.loops):
             check.add(chunk)
-        if self.source.indexed or not self._quick:  # otherwise only short documents lie in a sample whole
+        if self.source.ends is not None or not self._quick:  # otherwise only short documents lie in a sample whole
             self.lengths.add(chunk)
         if self.duplicates is not None:
             self.duplicates.add(chunk)
@@ -120,8 +120,8 @@ class _Split:
             "loops": self.loops.along / read,
         }
         if self.duplicates is not None:
-            along["copies"] = self.duplicates.along(self.duplicates.repeated_documents)
-            along["repeated text"] = self.duplicates.along(self.duplicates.repeated_spans)
+            along["copies"] = self.duplicates.along(self.duplicates.documents)
+            along["repeated text"] = self.duplicates.along(self.duplicates.spans)
         used = np.flatnonzero(self.lengths.counts)
         last = int(used[-1]) + 1 if len(used) else 1
         return Profile(
@@ -152,8 +152,7 @@ def suspicions(datasets: Iterable[Lintable], settings: config.DataConfig) -> lis
 
 def _line(finding: LintFinding) -> str:
     place = ""
-    if finding.examples:
-        example = finding.examples[0]
+    for example in finding.examples[:1]:
         document = "" if example.document is None else f"document {example.document:,}, "
         place = f" (first seen in {example.split}: {document}token {example.offset:,})"
     return f"{finding.check}: {finding.text}{place}"

@@ -1,7 +1,5 @@
 """Checks of documents: the index in ascending order, one separator before each document, and their lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,9 +35,9 @@ def check_index(source: TokenSource, *, quick: bool) -> list[LintFinding]:
         return [source.finding("index", "ok", 0, read, "documents", f"{len(ends):,} documents, one after the other")]
     source.ends = None
     text = (
-        f"{wrong:,} documents end before they begin, or after the last token: the index is corrupt, and is not used "
-        "below; copy the dataset again, or prepare it again"
+        f"{wrong:,} documents end before they begin, or after the last token: the index is corrupt, and not used below"
     )
+    text += "; copy the dataset again, or prepare it again"
     return [source.finding("index", "error", wrong, read, "documents", text)]
 
 
@@ -47,7 +45,7 @@ class Separators:
     """How many there are; doubled ones, missing ones, some inside documents, and documents of nothing else."""
 
     def __init__(self, source: TokenSource) -> None:
-        self._source = source
+        self._source, self._name = source, source.name(source.separator or 0)
         self._tokens = self._found = self._documents = self._ended = self._trailing = 0
         self._doubled, self._missing, self._inside, self._empty = (source.counter() for _ in range(4))
         self.along, self.doubled_along = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
@@ -65,7 +63,7 @@ class Separators:
         self._doubled.add(doubled)
         self.along += self._source.bins(here)
         self.doubled_along += self._source.bins(doubled)
-        if self._source.indexed:
+        if self._source.ends is not None:
             self._compare(chunk, here, doubled, separator)
 
     def _compare(self, chunk: TokenChunk, here: np.ndarray, doubled: np.ndarray, separator: int) -> None:
@@ -82,71 +80,61 @@ class Separators:
         self._inside.add(np.setdiff1d(here, np.concatenate([chunk.begins, ends - 1, doubled])))
 
     def findings(self) -> list[LintFinding]:
+        found, documents, ended = self._found, self._documents, self._ended
         if self._source.separator is None:
             text = "the dataset names no separator, so nothing is checked"
             return [self._source.finding("separators", "ok", 0, 0, "separators", text)]
-        found, documents = self._found, self._documents
         doubled = (
             f"{self._doubled.count:,} of {found:,} separators follow another one, and the model trains on an empty "
-            f"document at each; write one separator between documents, and drop empty ones ({REMEDY})"
         )
+        doubled += f"document at each; write one separator between documents, and drop empty ones ({REMEDY})"
         findings = [self._rate(), self._graded("doubled separators", self._doubled, found, "separators", doubled)]
-        if not self._source.indexed:
+        if self._source.ends is None:
             return findings
         inside = (
-            f"{self._inside.count:,} separators stand inside documents, where no text ends; encode text without "
-            f"special tokens ({REMEDY})"
+            f"{self._inside.count:,} separators stand inside documents; encode text without special tokens ({REMEDY})"
         )
-        empty = f"{self._empty.count:,} of {self._ended:,} documents hold no text; drop them ({REMEDY})"
+        empty = f"{self._empty.count:,} of {ended:,} documents hold no text; drop them ({REMEDY})"
         return [
             *findings,
             self._missing_finding(documents),
             self._graded("separators inside", self._inside, found, "separators", inside),
-            self._graded("empty documents", self._empty, self._ended, "documents", empty),
+            self._graded("empty documents", self._empty, ended, "documents", empty),
         ]
 
     def _rate(self) -> LintFinding:
         """Compare the number of separators with that of documents."""
         source, found, documents = self._source, self._found, self._documents
-        if not found and (documents > 1 if source.indexed else self._tokens >= MIN_TOKENS):
-            text = (
-                f"there is no separator {self._name} in {self._tokens:,} tokens, so the model cannot learn where a "
-                "text ends; name the token that separates documents here (data.separator; -1: all is one text), or "
-                f"{REMEDY}"
-            )
-            severity: Severity = "error" if source.indexed else "warning"  # a stream may be one text
-            return source.finding("separators", severity, 0, documents, "documents", text)
+        indexed = source.ends is not None
+        severity: Severity = "ok"
         text = f"{found:,} separators {self._name}, {found / max(self._tokens, 1) * 1e6:,.0f} per million tokens"
-        if not source.indexed:
-            return source.finding("separators", "ok", found, documents, "documents", text)
-        text += f", for {documents:,} documents"
-        if abs(found - documents) <= 0.01 * documents:
-            return source.finding("separators", "ok", found, documents, "documents", text)
-        text += f": {found / max(documents, 1):.2f} for each, which should be 1; the checks below say where they are"
-        return source.finding("separators", "warning", found, documents, "documents", text)
+        if not found and (documents > 1 if indexed else self._tokens >= MIN_TOKENS):
+            severity = "error" if indexed else "warning"  # a stream may be one text
+            text = (
+                f"there is no separator {self._name} in {self._tokens:,} tokens, and the model cannot learn where text "
+                f"ends; name the token that separates documents (data.separator; -1: all is one text), or {REMEDY}"
+            )
+        elif indexed:
+            text += f", for {documents:,} documents"
+            if abs(found - documents) > 0.01 * documents:
+                severity = "warning"
+                text += f": {found / max(documents, 1):.2f} for each, which should be 1; see the checks below"
+        return source.finding("separators", severity, found, documents, "documents", text)
 
     def _missing_finding(self, documents: int) -> LintFinding:
-        missing = self._missing
-        if self._trailing > documents / 2:
-            if missing.places[:1] == [0]:  # nothing is before the first document
-                missing = missing.counted(missing.count - 1, skip=1)
-            if not missing.count:
-                text = f"none among {documents:,} documents, which end with it instead of beginning with it"
-                return self._source.finding("missing separators", "ok", 0, documents, "documents", text)
+        missing, trailing = self._missing, self._trailing > documents / 2
+        if trailing and missing.places[:1] == [0]:  # nothing is before the first document
+            missing = HitCounter(missing.keep, missing.count - 1, missing.places[1:])
         text = (
             f"{missing.count:,} of {documents:,} documents do not begin with the separator {self._name}, and the model "
-            f"does not learn where those before them end; {REMEDY}"
         )
-        return self._graded("missing separators", missing, documents, "documents", text)
+        text += f"does not learn where those before them end; {REMEDY}"
+        otherwise = ", which end with it instead of beginning with it" if trailing else ""
+        return self._graded("missing separators", missing, documents, "documents", text, otherwise)
 
-    def _graded(self, check: str, seen: HitCounter, of: int, unit: str, text: str) -> LintFinding:
-        severity = graded(seen.count, of, warning=0, error=SYSTEMATIC)
-        text = text if seen.count else f"none among {of:,} {unit}"
-        return self._source.finding(check, severity, seen, of, unit, text)
-
-    @property
-    def _name(self) -> str:
-        return self._source.name(self._source.separator or 0)
+    def _graded(self, check: str, seen: HitCounter, of: int, unit: str, text: str, otherwise: str = "") -> LintFinding:
+        text = text if seen.count else f"none among {of:,} {unit}{otherwise}"
+        return self._source.graded(check, seen, of, unit, text, (0, SYSTEMATIC))
 
 
 class Lengths:
@@ -175,23 +163,15 @@ class Lengths:
         documents = self._documents
         if not documents:
             return []
-        severity: Severity = "warning" if self._tiny.count > MAX_TINY * documents else "ok"
-        low, middle, high = (self.percentile(p) for p in (5, 50, 95))
-        text = (
-            f"5% of {documents:,} documents have up to {low:,} tokens, half {middle:,}, 95% {high:,}; the longest "
-            f"{self._longest:,}, the mean {self._total / documents:,.0f}"
-        )
+        reached = np.searchsorted(np.cumsum(self.counts), np.array([0.05, 0.5, 0.95]) * documents)
+        low, middle, high = EDGES[reached].tolist()  # at most 5% too low
+        mean, severity = self._total / documents, graded(self._tiny.count, documents, (MAX_TINY, 1.0))
+        text = f"5% of {documents:,} documents have up to {low:,} tokens, half {middle:,}, 95% {high:,}"
+        text += f"; the longest {self._longest:,}, the mean {mean:,.0f}"
         if self._sequence is not None:
             text += f"; {self._longer / documents:.1%} are longer than a sample of {self._sequence:,}"
         if severity != "ok":
-            text = (
-                f"{self._tiny.count / documents:.0%} of {documents:,} documents have {TINY_TOKENS} tokens or fewer: "
-                "lines taken for documents, or a separator inside of them; look at the examples"
-            )
-        figures = dict(p5=low, p50=middle, p95=high, longest=self._longest, mean=self._total / documents)
+            text = f"{self._tiny.count / documents:.0%} of {documents:,} documents have {TINY_TOKENS} tokens or fewer: "
+            text += "lines taken for documents, or a separator inside of them; look at the examples"
+        figures = dict(p5=low, p50=middle, p95=high, longest=self._longest, mean=mean)
         return [self._source.finding("document lengths", severity, self._tiny, documents, "documents", text, **figures)]
-
-    def percentile(self, percent: float) -> int:
-        """At most 5% too low."""
-        reached = np.searchsorted(np.cumsum(self.counts), percent / 100 * self._documents)
-        return int(EDGES[min(int(reached), len(EDGES) - 1)])

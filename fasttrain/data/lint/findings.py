@@ -1,7 +1,5 @@
 """What the linter found: one finding for each check and split, and the report of all."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,6 +12,7 @@ VERSION = 1
 SYSTEMATIC = 1e-3  # a larger share is the work of a program, not of a few odd documents
 
 Severity = Literal["ok", "warning", "error"]
+FAULTS: tuple[Severity, ...] = ("error", "warning")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,23 +74,14 @@ class LintReport:
         return int(bool(self.having("error")) or (strict and bool(self.having("warning"))))
 
     def to_json(self) -> str:
-        content = {
-            "format": FORMAT,
-            "version": VERSION,
-            "dataset": self.dataset,
-            "quick": self.quick,
-            "seconds": round(self.seconds, 3),
-            "read": dict(self.read),
-            "errors": len(self.having("error")),
-            "warnings": len(self.having("warning")),
-            "findings": [asdict(finding) | {"rate": finding.rate} for finding in self.findings],
-        }
+        counts = {f"{severity}s": len(self.having(severity)) for severity in FAULTS}
+        findings = [asdict(finding) | {"rate": finding.rate} for finding in self.findings]
+        content = dict(format=FORMAT, version=VERSION, dataset=self.dataset, quick=self.quick)
+        content |= dict(seconds=round(self.seconds, 3), read=dict(self.read), **counts, findings=findings)
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def graded(count: int, of: int, *, warning: float, error: float) -> Severity:
-    """The severity of a share that is wrong."""
-    rate = count / of if of else 0.0
-    if rate > error:
-        return "error"
-    return "warning" if rate > warning else "ok"
+def graded(count: int, of: int, levels: tuple[float, float]) -> Severity:
+    """The severity of a share that is wrong: an error, or a warning, above these levels of (warning, error)."""
+    rate, (warning, error) = count / max(of, 1), levels
+    return "error" if rate > error else "warning" if rate > warning else "ok"

@@ -58,9 +58,9 @@ def _lengths(axes: Axes, report: LintReport) -> None:
     axes.set_xlabel("tokens of a document (dotted: half are shorter)")
 
 
-def _coarser(profile: Profile, classes: int = 4) -> tuple[np.ndarray, np.ndarray]:
+def _coarser(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
     """Four classes to an octave: fewer than were counted, for a line without teeth."""
-    wanted = 2 ** (np.arange(0, 48 * classes) / classes)
+    wanted = 2 ** (np.arange(0, 48 * 4) / 4)
     first = np.unique(np.searchsorted(profile.length_edges[:-1], wanted[wanted <= profile.length_edges[-1]]))
     first = first[first < len(profile.lengths)]
     return np.append(profile.length_edges[first], profile.length_edges[-1]), np.add.reduceat(profile.lengths, first)

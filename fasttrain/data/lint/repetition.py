@@ -5,15 +5,13 @@ B. With the sums S of r[x[i]] * B**i up to each place of a chunk, that is (S[b] 
 chunk cost one pass. A bounded sample of hashes still knows how many are alike.
 """
 
-from __future__ import annotations
-
+from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
-from fasttrain.data.lint.findings import LintFinding, graded
-from fasttrain.data.lint.split import AFTER, BEFORE, BINS, TokenChunk, TokenSource
+from fasttrain.data.lint.findings import LintFinding
+from fasttrain.data.lint.split import AFTER, BEFORE, BINS, HitCounter, TokenChunk, TokenSource
 
 BASE = np.uint64(0x9E3779B97F4A7C15)  # odd: its powers have inverses modulo 2**64
 _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 2**64))
@@ -29,11 +27,6 @@ SPAN_TOKENS = 32  # so many in a row are alike by copying, hardly by chance
 MIN_DOCUMENT_TOKENS = 32  # shorter documents are alike by chance
 COPIES_LEVELS = (0.01, 0.5)  # share of documents
 SPANS_LEVELS = (0.3, 0.8)  # share of spans: licences, headers and menus are in every corpus
-
-
-class Repeats(NamedTuple):
-    places: np.ndarray  # of all hashes of a sample, in the order of the stream
-    again: np.ndarray  # whether the same stood at an earlier place
 
 
 class Hasher:
@@ -88,12 +81,14 @@ class HashSample:
         none_hashes, none_places = np.empty(0, np.uint64), np.empty(0, np.int64)
         return np.concatenate([none_hashes, *self._hashes]), np.concatenate([none_places, *self._places])
 
-    def repeats(self) -> Repeats:
+    @cached_property
+    def repeats(self) -> tuple[np.ndarray, np.ndarray]:
+        """Once all are added: the places of all, in the order of the stream, and those that repeat an earlier one."""
         hashes, places = self.all()
         order = np.argsort(hashes, kind="stable")
         again = np.zeros(len(hashes), bool)
         again[order[1:]] = hashes[order[1:]] == hashes[order[:-1]]
-        return Repeats(places, again)
+        return places, places[again]
 
     @property
     def limit(self) -> np.uint64:
@@ -118,14 +113,13 @@ class Loops:
 
     def __init__(self, source: TokenSource) -> None:
         self._source = source
-        self._read = self._tokens = self._documents_read = self._documents = 0
+        self._read = self._tokens = self._documents = 0
         self._last_document = -1
         self._spans = source.counter()
         self.along = np.zeros(BINS, np.int64)
 
     def add(self, chunk: TokenChunk) -> None:
         self._read += len(chunk)
-        self._documents_read += len(chunk.begins)
         loops = loops_in(chunk.around)
         core = loops[chunk.start - chunk.first :][: len(chunk)]
         places = np.flatnonzero(core)
@@ -141,14 +135,12 @@ class Loops:
         self._last_document = int(found[-1])
 
     def findings(self) -> list[LintFinding]:
-        severity = graded(self._tokens, self._read, warning=LOOPS_LEVELS[0], error=LOOPS_LEVELS[1])
-        share = self._tokens / max(self._read, 1)
-        text = f"{share:.2%} of the tokens are in {self._spans.count:,} loops, in {self._documents:,} documents"
-        if severity != "ok":
-            text += "; drop documents that repeat themselves: a model that trains on loops writes loops"
-        figures = dict(loops=self._spans.count, documents=self._documents)
-        seen = self._spans.counted(self._tokens)
-        return [self._source.finding("repetition", severity, seen, self._read, "tokens", text, **figures)]
+        loops, share = self._spans.count, self._tokens / max(self._read, 1)
+        text = f"{share:.2%} of the tokens are in {loops:,} loops, in {self._documents:,} documents"
+        remedy = "; drop documents that repeat themselves: a model that trains on loops writes loops"
+        figures = dict(loops=loops, documents=self._documents)
+        seen = replace(self._spans, count=self._tokens)
+        return [self._source.graded("repetition", seen, self._read, "tokens", text, LOOPS_LEVELS, remedy, **figures)]
 
 
 def loops_in(tokens: np.ndarray) -> np.ndarray:  # (n,) -> (n,) bool
@@ -227,42 +219,28 @@ class Duplicates:
         return [self._copies(), self._spans()]
 
     def _copies(self) -> LintFinding:
-        places, again = self.repeated_documents
-        seen = self._source.counter()
-        seen.add(places[again])
-        severity = graded(seen.count, len(places), warning=COPIES_LEVELS[0], error=COPIES_LEVELS[1])
-        text = (
-            f"{seen.count:,} of {len(places):,} documents of {MIN_DOCUMENT_TOKENS} tokens and more are copies of "
-            "earlier ones"
-        )
+        seen, of = self._repeated(self.documents)
+        text = f"{seen.count:,} of {of:,} documents of {MIN_DOCUMENT_TOKENS} tokens and more are copies of earlier ones"
         if self.documents.halvings:
             text += f" (in a sample of one in {2**self.documents.halvings})"
-        if severity != "ok":
-            text += "; remove duplicates before preparing: copies are learned by heart"
-        return self._source.finding("duplicates", severity, seen, len(places), "documents", text)
+        remedy = "; remove duplicates before preparing: copies are learned by heart"
+        return self._source.graded("duplicates", seen, of, "documents", text, COPIES_LEVELS, remedy)
 
     def _spans(self) -> LintFinding:
-        places, again = self.repeated_spans
+        seen, of = self._repeated(self.spans)
+        text = f"{seen.count / max(of, 1):.1%} of the spans of {SPAN_TOKENS} tokens have occurred before"
+        remedy = "; remove near-duplicates and text that every document carries, such as menus and licences"
+        return self._source.graded("repeated text", seen, of, "spans", text, SPANS_LEVELS, remedy)
+
+    def _repeated(self, sample: HashSample) -> tuple[HitCounter, int]:
         seen = self._source.counter()
-        seen.add(places[again])
-        severity = graded(seen.count, len(places), warning=SPANS_LEVELS[0], error=SPANS_LEVELS[1])
-        text = f"{seen.count / max(len(places), 1):.1%} of the spans of {SPAN_TOKENS} tokens have occurred before"
-        if severity != "ok":
-            text += "; remove near-duplicates and text that every document carries, such as menus and licences"
-        return self._source.finding("repeated text", severity, seen, len(places), "spans", text)
+        seen.add(sample.repeats[1])
+        return seen, len(sample.repeats[0])
 
-    @cached_property
-    def repeated_documents(self) -> Repeats:
-        return self.documents.repeats()
-
-    @cached_property
-    def repeated_spans(self) -> Repeats:
-        return self.spans.repeats()
-
-    def along(self, repeats: Repeats) -> np.ndarray:  # -> (BINS,)
+    def along(self, sample: HashSample) -> np.ndarray:  # -> (BINS,)
         """The share that has occurred before."""
-        places, again = repeats
-        return self._source.bins(places[again]) / np.maximum(self._source.bins(places), 1)
+        places, repeated = sample.repeats
+        return self._source.bins(repeated) / np.maximum(self._source.bins(places), 1)
 
 
 def leak(source: TokenSource, validation: Duplicates, train: Duplicates) -> LintFinding:
@@ -272,11 +250,10 @@ def leak(source: TokenSource, validation: Duplicates, train: Duplicates) -> Lint
     held_out, places = held_out[held_out <= finest], places[held_out <= finest]
     seen = source.counter()
     seen.add(places[np.isin(held_out, trained_on)])
-    if not seen.count:
-        text = f"none of {len(places):,} documents of {MIN_DOCUMENT_TOKENS} tokens and more is in the training data"
-        return source.finding("leak", "ok", 0, len(places), "documents", text)
     text = (
         f"{seen.count:,} of {len(places):,} documents are in the training data too, and the validation loss is too low "
         "by them; hold documents out by their content, or remove duplicates before splitting"
     )
-    return source.finding("leak", "error", seen, len(places), "documents", text)
+    if not seen.count:
+        text = f"none of {len(places):,} documents of {MIN_DOCUMENT_TOKENS} tokens and more is in the training data"
+    return source.graded("leak", seen, len(places), "documents", text, (0, 0))

@@ -7,15 +7,14 @@ whatever the size of chunks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from fasttrain.data.lint.findings import Example, LintFinding, Severity
+from fasttrain.data.lint.findings import Example, LintFinding, Severity, graded
 from fasttrain.data.stream import DocumentEnds, TokenStream
 
 if TYPE_CHECKING:
@@ -26,18 +25,7 @@ BINS = 200  # along the stream, for the plot
 EXCERPT = 12  # tokens of an example on either side
 
 
-class Within(NamedTuple):
-    """The documents of a chunk; the fields are those of TokenChunk."""
-
-    begins: np.ndarray
-    ends: np.ndarray
-    lengths: np.ndarray
-    documents_before: int
-
-
-def documents_of(ends: DocumentEnds | None, separator: int | None, tokens: int) -> _Indexed | _Separated:
-    """Where documents begin and end; asked for the chunks in order."""
-    return _Separated(separator, tokens) if ends is None else _Indexed(ends)
+Within = tuple[np.ndarray, np.ndarray, np.ndarray, int]  # begins, ends, lengths and documents_before of TokenChunk
 
 
 class _Indexed:
@@ -54,8 +42,8 @@ class _Indexed:
         begins, ends = self._ends[np.arange(*left)], self._ends[np.arange(first, right[1])]
         lengths = np.diff(ends, prepend=before)
         if start == 0:
-            return Within(np.concatenate([before, begins]), ends, lengths, 0)
-        return Within(begins, ends, lengths, left[0] + 1)
+            return np.concatenate([before, begins]), ends, lengths, 0
+        return begins, ends, lengths, left[0] + 1
 
 
 class _Separated:
@@ -67,34 +55,30 @@ class _Separated:
         self._begin: int | None = None  # of the document that is not over; None: not seen
 
     def within(self, start: int, stop: int, tokens: np.ndarray) -> Within:
-        none = np.empty(0, np.int64)
-        begins = none if self._separator is None else np.flatnonzero(tokens == self._separator) + start
+        begins = np.flatnonzero([] if self._separator is None else tokens == self._separator) + start
         if start == 0 and not (len(begins) and begins[0] == 0):
             begins = np.concatenate([[0], begins])
         known = begins
         if start and start == self._stop and self._begin is not None:
             known = np.concatenate([[self._begin], begins])
         ends = np.append(known[1:], stop) if stop == self._tokens and len(known) else known[1:]
-        lengths = ends - known[: len(ends)]
         before, self._count = self._count, self._count + len(begins)
         self._stop, self._begin = stop, int(known[-1]) if len(known) else None
-        return Within(begins, ends, lengths, before)
+        return begins, ends, ends - known[: len(ends)], before
 
 
 class Lintable(Protocol):
     """A dataset, as far as the linter asks."""
 
     path: Path
+    vocab: int
+    splits: list[str]
 
-    @property
-    def vocab(self) -> int: ...
-    @property
-    def splits(self) -> list[str]: ...
     def split(self, name: str) -> Any: ...  # a TokenStream
     def tokenizer(self) -> Tokenizer | None: ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TokenChunk:
     """Tokens [start, stop) of the stream. All positions are those of the stream."""
 
@@ -115,22 +99,17 @@ class TokenChunk:
         return self.around[self.start - self.first : self.stop - self.first]
 
 
+@dataclass
 class HitCounter:
     """How often something was seen, and where first."""
 
-    def __init__(self, keep: int, count: int = 0) -> None:
-        self._keep, self.count = keep, count
-        self.places: list[int] = []
+    keep: int
+    count: int = 0
+    places: list[int] = field(default_factory=list)
 
     def add(self, places: np.ndarray) -> None:
         self.count += len(places)
-        self.places += places[: self._keep - len(self.places)].tolist()
-
-    def counted(self, count: int, *, skip: int = 0) -> HitCounter:
-        """Another count for the same places, but for the first."""
-        other = HitCounter(self._keep, count)
-        other.places = self.places[skip:]
-        return other
+        self.places += places[: self.keep - len(self.places)].tolist()
 
 
 class TokenSource:
@@ -138,7 +117,7 @@ class TokenSource:
 
     def __init__(self, dataset: Lintable, split: str, tokenizer: Tokenizer | None, *, max_examples: int) -> None:
         self.split, self.vocab, self.tokenizer, self.max_examples = split, dataset.vocab, tokenizer, max_examples
-        self._origin = getattr(dataset, "source", None)
+        self._origin: Callable[[str, int], Any] = getattr(dataset, "source", lambda split, document: None)
         self.stream: TokenStream = dataset.split(split)
         self.separator = self.stream.separator
         self.ends: DocumentEnds | None = self.stream.document_ends
@@ -146,28 +125,21 @@ class TokenSource:
     def __len__(self) -> int:
         return len(self.stream)
 
-    @property
-    def indexed(self) -> bool:
-        return self.ends is not None
-
-    def chunks(self, size: int) -> Iterator[TokenChunk]:
-        """All of the stream."""
-        documents = documents_of(self.ends, self.separator, len(self))
-        for start in range(0, len(self), size):
-            stop = min(start + size, len(self))
-            first, last = max(0, start - BEFORE), min(len(self), stop + AFTER)
-            yield self._chunk(start, stop, self.read(first, last - first), documents)
-
-    def samples(self, count: int, size: int) -> Iterator[TokenChunk]:
-        """`count` chunks, evenly spread, or all of the stream if that is not longer."""
-        if len(self) <= count * size:
-            yield from self.chunks(size)
+    def chunks(self, size: int, *, samples: int | None = None) -> Iterator[TokenChunk]:
+        """All of the stream; or so many chunks, evenly spread, if that is less."""
+        documents = _Separated(self.separator, len(self)) if self.ends is None else _Indexed(self.ends)
+        if samples is None or len(self) <= samples * size:
+            for start in range(0, len(self), size):
+                first, stop = max(0, start - BEFORE), min(start + size, len(self))
+                around = self.read(first, min(len(self), stop + AFTER) - first)
+                within = documents.within(start, stop, around[start - first :][: stop - start])
+                yield TokenChunk(start, stop, around, first, *within)
             return
-        documents = documents_of(self.ends, self.separator, len(self))
         length = BEFORE + size + AFTER
-        firsts = np.linspace(0, len(self) - length, count).astype(np.int64)
+        firsts = np.linspace(0, len(self) - length, samples).astype(np.int64)
         for first, around in zip(firsts.tolist(), self.stream.windows(firsts, length), strict=True):  # read at once
-            yield self._chunk(first + BEFORE, first + BEFORE + size, around, documents)
+            start, stop = first + BEFORE, first + BEFORE + size
+            yield TokenChunk(start, stop, around, first, *documents.within(start, stop, around[BEFORE:-AFTER]))
 
     def read(self, start: int, length: int) -> np.ndarray:
         return self.stream.windows(np.array([start], np.int64), length)[0]
@@ -176,12 +148,15 @@ class TokenSource:
         """The text around a token."""
         begin = max(0, offset - EXCERPT)
         tokens = self.read(begin, min(2 * EXCERPT, len(self) - begin)).tolist()
-        document = self.document(offset)
-        origin = None if self._origin is None or document is None else self._origin(self.split, document)
-        return Example(
-            split=self.split, document=document, offset=offset, text=self.decoded(tokens),
-            source=None if origin is None else str(origin),
-        )  # fmt: skip
+        text = " ".join(map(str, tokens))
+        if self.tokenizer is not None and 0 <= min(tokens) <= max(tokens) < self.tokenizer.get_vocab_size():
+            text = self.tokenizer.decode(tokens, skip_special_tokens=False)
+        document = origin = None
+        if self.ends is not None:
+            document = int(self.ends.searchsorted(np.array([offset]), side="right")[0])
+            origin = self._origin(self.split, document)
+        source = None if origin is None else str(origin)
+        return Example(split=self.split, document=document, offset=offset, text=text, source=source)
 
     def counter(self) -> HitCounter:
         return HitCounter(self.max_examples)
@@ -191,33 +166,24 @@ class TokenSource:
     ) -> LintFinding:
         """A finding of this split, with examples where it is not ok."""
         seen = seen if isinstance(seen, HitCounter) else HitCounter(0, seen)
-        examples = () if severity == "ok" else tuple(self.example(place) for place in seen.places)
+        examples = () if severity == "ok" else tuple(map(self.example, seen.places))
         return LintFinding(
             check=check, split=self.split, severity=severity, count=seen.count, of=of, unit=unit, text=text,
             examples=examples, figures=figures,
         )  # fmt: skip
 
-    def document(self, offset: int) -> int | None:
-        """The document that holds a token."""
-        return None if self.ends is None else int(self.ends.searchsorted(np.array([offset]), side="right")[0])
-
-    def decoded(self, tokens: list[int]) -> str:
-        if self.tokenizer is None or min(tokens) < 0 or max(tokens) >= self.tokenizer.get_vocab_size():
-            return " ".join(map(str, tokens))
-        return self.tokenizer.decode(tokens, skip_special_tokens=False)
+    def graded(
+        self, check: str, seen: HitCounter, of: int, unit: str, text: str, levels: tuple[float, float],
+        remedy: str = "", **figures: float,
+    ) -> LintFinding:  # fmt: skip
+        """A finding whose severity follows from the share that was seen; the remedy is for those that are not ok."""
+        severity = graded(seen.count, of, levels)
+        return self.finding(check, severity, seen, of, unit, text + remedy * (severity != "ok"), **figures)
 
     def name(self, token: int) -> str:
         """An id as people know it."""
         spelled = None if self.tokenizer is None else self.tokenizer.id_to_token(token)
         return str(token) if spelled is None else f"{token} ({spelled})"
-
-    @cached_property
-    def special(self) -> dict[int, str]:
-        """Tokens that stand for no text, but the separator."""
-        if self.tokenizer is None:
-            return {}
-        added = self.tokenizer.get_added_tokens_decoder()
-        return {id: token.content for id, token in added.items() if token.special and id != self.separator}
 
     def bins(self, offsets: np.ndarray) -> np.ndarray:  # -> (BINS,) int64
         """How many lie in each part of the stream."""
@@ -227,8 +193,3 @@ class TokenSource:
         """How many of its tokens lie in each part of the stream."""
         edges = -(-np.arange(BINS + 1) * len(self) // BINS)
         return np.clip(np.minimum(edges[1:], chunk.stop) - np.maximum(edges[:-1], chunk.start), 0, None)
-
-    def _chunk(self, start: int, stop: int, around: np.ndarray, documents: _Indexed | _Separated) -> TokenChunk:
-        first = max(0, start - BEFORE)
-        within = documents.within(start, stop, around[start - first : stop - first])
-        return TokenChunk(start=start, stop=stop, around=around, first=first, **within._asdict())

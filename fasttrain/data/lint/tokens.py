@@ -3,8 +3,6 @@
 Does a sample decode, was its text decoded rightly before, and does it encode to the same tokens again?
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from functools import cached_property
@@ -21,6 +19,8 @@ KINDS = {"U+FFFD": re.compile("\ufffd"), "NUL": re.compile("\0"), "wrongly decod
 CORRUPT = (0.01, 0.2)  # share of documents; in odd ones it is what they are about
 MIN_DOCUMENTS = 16  # with fewer, a share says little
 EDGE_TOKENS = 16  # at either end of a sample, that may come out otherwise, as the text may continue there
+LOOK = "look whether tokenizer.json is the one that made these tokens"
+DECODE_AGAIN = "; decode the sources with their true encoding, and drop what stays corrupt"
 REENCODED = (0.02, 0.5)  # share of documents that encode to other tokens
 BYTES_PER_TOKEN = (1.5, 16.0)  # of text by a vocabulary of words
 WORD_VOCAB = 4096  # ids of a vocabulary that has words
@@ -59,23 +59,17 @@ def text_findings(
 def _encoding(source: TokenSource, texts: list[DecodedSample]) -> LintFinding:
     corrupt, kinds = source.counter(), Counter[str]()
     for sample in texts:
-        # a character may be split in two at either end
-        if kind := corruption_in(sample.text.strip("\ufffd")):
+        text = sample.text.strip("\ufffd")  # a character may be split in two at either end
+        if kind := corruption_in(text):
             kinds[kind] += 1
-            corrupt.add(np.array([sample.offset + _place(sample)]))
-    severity = _grade(corrupt.count, len(texts), CORRUPT)
+            # about there: the tokens before it, by its share of the text
+            place = min(match.start() for pattern in KINDS.values() if (match := pattern.search(text)))
+            before = min(place * len(sample.tokens) // len(sample.text), len(sample.tokens) - 1)
+            corrupt.add(np.array([sample.offset + before]))
     named = ", ".join(f"{kind}: {count}" for kind, count in kinds.most_common())
-    text = f"{corrupt.count:,} of {len(texts):,} sampled documents have corrupt characters"
-    text += f" ({named})" if named else ""
-    if severity != "ok":
-        text += "; decode the sources with their true encoding, and drop what stays corrupt"
-    return source.finding("encoding", severity, corrupt, len(texts), "documents", text)
-
-
-def _place(sample: DecodedSample) -> int:
-    """About where the corruption is: the tokens before it, by its share of the text."""
-    found = min(m.start() for pattern in KINDS.values() if (m := pattern.search(sample.text.strip("\ufffd"))))
-    return min(found * len(sample.tokens) // max(len(sample.text), 1), len(sample.tokens) - 1)
+    text = f"{corrupt.count:,} of {len(texts):,} sampled documents have corrupt characters{f' ({named})' * bool(named)}"
+    levels = _levels(CORRUPT, len(texts))
+    return source.graded("encoding", corrupt, len(texts), "documents", text, levels, DECODE_AGAIN)
 
 
 def _round_trip(source: TokenSource, texts: list[DecodedSample]) -> LintFinding:
@@ -89,7 +83,7 @@ def _round_trip(source: TokenSource, texts: list[DecodedSample]) -> LintFinding:
     for sample, encoding in zip(texts, encoded, strict=True):
         if not _holds(encoding.ids, sample.tokens[EDGE_TOKENS:-EDGE_TOKENS]):
             changed.add(np.array([sample.offset + EDGE_TOKENS]))
-    severity = _grade(changed.count, len(texts), REENCODED)
+    severity = graded(changed.count, len(texts), _levels(REENCODED, len(texts)))
     text = f"{len(texts) - changed.count:,} of {len(texts):,} sampled documents decode to text that encodes to the same"
     if severity != "ok":
         text = (
@@ -112,23 +106,23 @@ def _bytes(source: TokenSource, texts: list[DecodedSample], stated: float | None
     severity: Severity = "ok"
     if source.vocab >= WORD_VOCAB and len(texts) >= MIN_DOCUMENTS and not low < found < high:
         severity = "warning"
-        text += (
-            f", where a vocabulary of {source.vocab:,} gives {low:g} to {high:g}; look whether tokenizer.json is the "
-            "one that made these tokens"
-        )
+        text += f", where a vocabulary of {source.vocab:,} gives {low:g} to {high:g}; {LOOK}"
     elif stated is not None and len(texts) >= MIN_DOCUMENTS and abs(found / stated - 1) > AGREEMENT:
         severity = "warning"
-        text += (
-            f", but {stated:.2f} by dataset.json: bits per byte may be wrong by that factor; look whether the files "
-            "belong together"
-        )
+        text += f", but {stated:.2f} by dataset.json: bits per byte may be wrong by that factor; {LOOK}"
     figures = dict(sampled=found) | ({} if stated is None else dict(stated=stated))
     return source.finding("bytes per token", severity, 0, tokens, "tokens", text, **figures)
 
 
 def _texts(source: TokenSource, documents: int, tokens: int) -> list[DecodedSample]:
     assert source.tokenizer is not None
-    starts, lengths = _indexed(source, documents) if source.indexed else _spread(source, documents, tokens)
+    if source.ends is not None:  # beginnings of documents
+        numbers = np.unique(np.linspace(0, len(source.ends) - 1, documents).astype(np.int64))
+        starts = np.where(numbers > 0, source.ends[np.maximum(numbers, 1) - 1], 0)
+        lengths = source.ends[numbers] - starts
+    else:  # places in which a document will begin soon, or not
+        starts = np.unique(np.linspace(0, max(0, len(source) - tokens), documents).astype(np.int64))
+        lengths = np.full(len(starts), tokens)
     tokens = min(tokens, len(source))
     firsts = np.minimum(starts, len(source) - tokens)  # a window may not run over the end of the stream
     samples = []
@@ -154,23 +148,9 @@ def _text_in(tokens: np.ndarray, separator: int | None) -> tuple[int, np.ndarray
     return before, tokens[before:][: rest.argmax() if rest.any() else len(rest)]
 
 
-def _indexed(source: TokenSource, documents: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where documents begin, and their lengths."""
-    assert source.ends is not None
-    numbers = np.unique(np.linspace(0, len(source.ends) - 1, documents).astype(np.int64))
-    starts = np.where(numbers > 0, source.ends[np.maximum(numbers, 1) - 1], 0)
-    return starts, source.ends[numbers] - starts
-
-
-def _spread(source: TokenSource, documents: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Places in which a document will begin soon, or not."""
-    starts = np.unique(np.linspace(0, max(0, len(source) - tokens), documents).astype(np.int64))
-    return starts, np.full(len(starts), tokens)
-
-
-def _grade(count: int, of: int, levels: tuple[float, float]) -> Severity:
-    severity = graded(count, of, warning=levels[0], error=levels[1])
-    return "warning" if severity == "error" and of < MIN_DOCUMENTS else severity
+def _levels(levels: tuple[float, float], documents: int) -> tuple[float, float]:
+    """With few documents, no share is an error."""
+    return levels if documents >= MIN_DOCUMENTS else (levels[0], 1.0)
 
 
 class TokenUse:
@@ -193,15 +173,15 @@ class TokenUse:
             tokens[outside] = vocab
         counts = np.bincount(tokens, minlength=vocab + 1)
         self.histogram += counts
-        for ids, counter in ((self._special_ids, self._special), (self._corrupt_ids, self._corrupt)):
+        for ids, counter in (([*self._special_names], self._special), (self._corrupt_ids, self._corrupt)):
             if counts[ids].any():
                 counter.add(np.flatnonzero(np.isin(tokens, ids)) + chunk.start)
 
     def findings(self) -> list[LintFinding]:
-        findings = [self._outside_finding()]
-        if self._source.tokenizer is not None:
-            findings += [self._special_finding(), *([] if self._quick else [self._corrupt_finding()])]
-        return [*findings, self._use()]
+        if self._source.tokenizer is None:
+            return [self._outside_finding(), self._use()]
+        corrupt = [] if self._quick else [self._corrupt_finding()]
+        return [self._outside_finding(), self._special_finding(), *corrupt, self._use()]
 
     @property
     def _seen(self) -> int:
@@ -212,32 +192,28 @@ class TokenUse:
         if not self._outside.count:
             return self._source.finding("token ids", "ok", 0, seen, "tokens", f"all below the vocabulary of {vocab:,}")
         text = (
-            f"{self._outside.count:,} ids are not in the vocabulary of {vocab:,} and have no row in the embedding (ids "
-            f"go from {self._lowest:,} to {self._highest:,}); prepare the dataset again with this tokenizer, or name "
-            "the one that made it"
+            f"{self._outside.count:,} ids are not in the vocabulary of {vocab:,} and have no embedding (ids go from "
+            f"{self._lowest:,} to {self._highest:,}); prepare it with this tokenizer, or name the one that made it"
         )
         return self._source.finding("token ids", "error", self._outside, seen, "tokens", text)
 
     def _special_finding(self) -> LintFinding:
-        seen, special = self._seen, self._special
+        seen, special, named = self._seen, self._special, self._special_names
         if not special.count:
-            text = f"none of the {len(self._special_ids)} beside the separator" if len(self._special_ids) else "none"
+            text = f"none of the {len(named)} beside the separator" if named else "none"
             return self._source.finding("special tokens", "ok", 0, seen, "tokens", text)
-        often = sorted(self._special_ids.tolist(), key=lambda id: -self.histogram[id])
-        named = ", ".join(f"{self._source.special[id]} {self.histogram[id]:,}x" for id in often[:3])
+        often = sorted(named, key=lambda id: -self.histogram[id])[:3]
+        counts = ", ".join(f"{named[id]} {self.histogram[id]:,}x" for id in often)
         text = (
-            f"{special.count:,} special tokens stand inside documents ({named}): padding, a second separator, or text "
+            f"{special.count:,} special tokens stand inside documents ({counts}): padding, a second separator, or text "
             "that spells one; encode text without special tokens, unless you put them there"
         )
         return self._source.finding("special tokens", "warning", special, seen, "tokens", text)
 
     def _corrupt_finding(self) -> LintFinding:
         seen, corrupt = self._seen, self._corrupt
-        severity = graded(corrupt.count, seen, warning=1e-6, error=SYSTEMATIC)
         text = f"{corrupt.count:,} of {seen:,} tokens spell U+FFFD, NUL or wrongly decoded characters"
-        if severity != "ok":
-            text += "; decode the sources with their true encoding, and drop what stays corrupt"
-        return self._source.finding("corrupt tokens", severity, corrupt, seen, "tokens", text)
+        return self._source.graded("corrupt tokens", corrupt, seen, "tokens", text, (1e-6, SYSTEMATIC), DECODE_AGAIN)
 
     def _use(self) -> LintFinding:
         """Unused, overused and unknown tokens."""
@@ -248,24 +224,19 @@ class TokenUse:
             histogram[source.separator] = 0
         top = int(histogram.argmax())
         share = histogram[top] / max(seen, 1)
+        well_seen = source.vocab >= WORD_VOCAB and seen > MIN_TOKENS_PER_ID * source.vocab
         figures = dict(unused=unused / source.vocab, top_token=top, top_share=float(share))
         text = f"{source.vocab - unused:,} of {source.vocab:,} ids are used; most often {source.name(top)}: {share:.1%}"
         unknown = self._unknown
-        if unknown is not None and (severity := graded(int(histogram[unknown]), seen, **_levels(UNKNOWN))) != "ok":
+        if unknown is not None and (severity := graded(int(histogram[unknown]), seen, UNKNOWN)) != "ok":
             text = (
                 f"{histogram[unknown] / seen:.2%} of the tokens are {source.name(unknown)}, which stands for text that "
                 "the tokenizer cannot spell and no model can learn; use a tokenizer that knows every byte"
             )
-        elif (severity := graded(int(histogram[top]), seen, **_levels(OVERUSED))) != "ok":
-            text = (
-                f"{share:.0%} of the tokens are {source.name(top)}: padding, or text of little else; look at it, and "
-                "write no padding"
-            )
-        elif (
-            unused > MAX_UNUSED * source.vocab
-            and source.vocab >= WORD_VOCAB
-            and seen > MIN_TOKENS_PER_ID * source.vocab
-        ):
+        elif (severity := graded(int(histogram[top]), seen, OVERUSED)) != "ok":
+            text = f"{share:.0%} of the tokens are {source.name(top)}: padding, or text of little else"
+            text += "; look at it, and write no padding"
+        elif well_seen and unused > MAX_UNUSED * source.vocab:
             severity = "warning"
             text = (
                 f"{unused / source.vocab:.0%} of the vocabulary never occurs in {seen:,} tokens: it was made for other "
@@ -274,9 +245,13 @@ class TokenUse:
         return source.finding("token use", severity, unused, source.vocab, "ids", text, **figures)
 
     @cached_property
-    def _special_ids(self) -> np.ndarray:
-        unknown = self._unknown
-        return np.array([id for id in self._source.special if id < self._source.vocab and id != unknown], np.int64)
+    def _special_names(self) -> dict[int, str]:
+        """Tokens that stand for no text, but the separator."""
+        source = self._source
+        others = {source.separator, self._unknown}
+        added = {} if source.tokenizer is None else source.tokenizer.get_added_tokens_decoder()
+        special = {id: token.content for id, token in added.items() if token.special}
+        return {id: name for id, name in special.items() if id < source.vocab and id not in others}
 
     @cached_property
     def _corrupt_ids(self) -> np.ndarray:
@@ -296,10 +271,6 @@ class TokenUse:
     @cached_property
     def _unknown(self) -> int | None:
         tokenizer = self._source.tokenizer
-        name = getattr(tokenizer.model, "unk_token", None) if tokenizer is not None else None
+        name = None if tokenizer is None else getattr(tokenizer.model, "unk_token", None)
         id = tokenizer.token_to_id(name) if tokenizer is not None and name else None
         return id if id is not None and id < self._source.vocab else None
-
-
-def _levels(levels: tuple[float, float]) -> dict[str, float]:
-    return dict(warning=levels[0], error=levels[1])

@@ -4,8 +4,6 @@ Workers count lines from the start of their chunk; only the process that sees al
 file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -16,15 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fasttrain.config import PrepareConfig
-from fasttrain.data.prepare.inputs import (
-    CHUNK_BYTES,
-    SNIFF_BYTES,
-    Input,
-    InputChunk,
-    Position,
-    read_range,
-    split_inputs,
-)
+from fasttrain.data.prepare.inputs import CHUNK_BYTES, Input, InputChunk, Position, read_range, read_whole, split_inputs
 
 BOM = "\ufeff"
 EMPTY, BINARY, UNDECODABLE = "near-empty", "binary", "undecodable"
@@ -35,12 +25,12 @@ DIGEST = np.dtype("S16")  # compared byte by byte; zeros at the end, which numpy
 
 
 class InputSpan(NamedTuple):
-    """The place of a document in the inputs."""
+    """The place of a document in the inputs: a RECORD, but for the line."""
 
-    file: int
     offset: int
-    size: int
     line: int  # from 1, in the chunk; 0: a row of a Parquet file
+    file: int
+    size: int
 
 
 class Document(NamedTuple):
@@ -62,10 +52,6 @@ class Content(NamedTuple):
     offset: int
     data: bytes | list[str | None]
 
-    @property
-    def lines(self) -> int:
-        return self.data.count(b"\n") if isinstance(self.data, bytes) else 0
-
 
 def contents(chunk: InputChunk, inputs: Sequence[Input]) -> list[Content]:
     """The files of a chunk: a part of one, or several small ones."""
@@ -73,7 +59,7 @@ def contents(chunk: InputChunk, inputs: Sequence[Input]) -> list[Content]:
     if chunk.data is not None:
         return [Content(file, offset, chunk.data)]
     if chunk.next.file > file + 1:
-        return [Content(number, 0, _whole(inputs[number])) for number in range(file, chunk.next.file)]
+        return [Content(number, 0, read_whole(inputs[number])) for number in range(file, chunk.next.file)]
     end = chunk.next.offset if chunk.next.file == file else inputs[file].size
     return [Content(file, *read_range(inputs[file], offset, end))]
 
@@ -123,15 +109,8 @@ def _found(content: Content, kind: str, text_key: str) -> Iterator[tuple[InputSp
     return iter([_text(file, offset, data)] if data or not offset else [])
 
 
-def _whole(input: Input) -> bytes:
-    input.check_unchanged()
-    with open(input.path, "rb") as file:
-        start = file.read(SNIFF_BYTES)
-        return start if b"\0" in start else start + file.read()
-
-
 def _text(file: int, offset: int, data: bytes) -> tuple[InputSpan, str] | Dropped:
-    span = InputSpan(file, offset, len(data), 1)
+    span = InputSpan(offset, 1, file, len(data))
     if b"\0" in data:
         return Dropped(span, BINARY)
     try:
@@ -144,7 +123,7 @@ def _text(file: int, offset: int, data: bytes) -> tuple[InputSpan, str] | Droppe
 
 def _lines(file: int, offset: int, data: bytes, text_key: str) -> Iterator[tuple[InputSpan, str] | Dropped]:
     for number, line in enumerate(io.BytesIO(data), 1):
-        span = InputSpan(file, offset, len(line), number)
+        span = InputSpan(offset, number, file, len(line))
         offset += len(line)
         if line.isspace():
             continue
@@ -167,9 +146,9 @@ def _lines(file: int, offset: int, data: bytes, text_key: str) -> Iterator[tuple
 def _rows(file: int, first: int, texts: list[str | None]) -> Iterator[tuple[InputSpan, str] | Dropped]:
     for row, text in enumerate(texts, first):
         if text is None:
-            yield Dropped(InputSpan(file, row, 0, 0), NO_TEXT, "null")
+            yield Dropped(InputSpan(row, 0, file, 0), NO_TEXT, "null")
         else:
-            yield InputSpan(file, row, len(text.encode("utf-8", "surrogatepass")), 0), text
+            yield InputSpan(row, 0, file, len(text.encode("utf-8", "surrogatepass"))), text
 
 
 def digest(data: bytes) -> bytes:
@@ -179,10 +158,8 @@ def digest(data: bytes) -> bytes:
 class SeenDigests:
     """A set of digests in sorted arrays, each less than half as long as the one before: few, whatever their sum."""
 
-    def __init__(self, digests: np.ndarray | None = None) -> None:
-        self._arrays: list[np.ndarray] = []
-        if digests is not None and len(digests):
-            self._arrays.append(np.sort(digests))
+    def __init__(self, digests: bytes = b"") -> None:
+        self._arrays = [np.sort(np.frombuffer(digests, DIGEST))] if digests else []
 
     def add(self, digests: np.ndarray) -> np.ndarray:  # (n,) of DIGEST -> (n,) bool
         """Which of them are new, the first of equal ones; they are no longer."""
@@ -205,18 +182,16 @@ def sample(inputs: Sequence[Input], settings: PrepareConfig, size: int = SAMPLE_
     total = sum(input.size for input in inputs)
     in_order = [input for input in inputs if input.packed or input.kind == "parquet"]
     plain = [input for input in inputs if not (input.packed or input.kind == "parquet")]
-    yield from _texts(islice(_split(plain, settings), 0, None, total // size + 1), plain, settings)
+    yield from _texts(plain, settings, slice(0, None, total // size + 1))
     for input in in_order[:: len(in_order) * CHUNK_BYTES // size + 1]:
         share = max(CHUNK_BYTES, size * input.size // total)
-        yield from _texts(islice(_split([input], settings), share // CHUNK_BYTES), [input], settings)
+        yield from _texts([input], settings, slice(share // CHUNK_BYTES))
 
 
-def _split(inputs: Sequence[Input], settings: PrepareConfig) -> Iterator[InputChunk]:
-    return split_inputs(inputs, start=Position(), text_key=settings.text_key, longest=settings.longest)
-
-
-def _texts(chunks: Iterator[InputChunk], inputs: Sequence[Input], settings: PrepareConfig) -> Iterator[str]:
-    for chunk in chunks:
+def _texts(inputs: Sequence[Input], settings: PrepareConfig, which: slice) -> Iterator[str]:
+    """The documents of chunks."""
+    chunks = split_inputs(inputs, start=Position(), text_key=settings.text_key, longest=settings.longest)
+    for chunk in islice(chunks, which.start, which.stop, which.step):
         for content in contents(chunk, inputs):
             for found in documents(content, inputs[content.file], settings):
                 if isinstance(found, Document):

@@ -5,9 +5,8 @@ through a library with caches of its own (Parquet) is read here, and goes to the
 ends does not depend on the number of workers, nor on where a preparation was interrupted.
 """
 
-from __future__ import annotations
-
 import glob
+import importlib
 import os
 import zlib
 from bisect import bisect_right
@@ -20,6 +19,7 @@ from typing import IO, Any, NamedTuple
 JSONL = (".jsonl", ".ndjson")
 PACKED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 REMEDY = "copy it again, or exclude it"
+NAMING = "name files, directories or patterns such as 'data/*.jsonl'"
 FORMATS = ("auto", "text", "jsonl", "parquet")
 CHUNK_BYTES = 4 * 2**20  # tenths of a second of work, and some 100 MB of memory for its words
 MAX_FILES = 256  # of a chunk, at most
@@ -40,10 +40,12 @@ class Input(NamedTuple):
         """Raise if the file is not what it was when the preparation began."""
         found = os.stat(self.path)
         if (found.st_size, found.st_mtime_ns) != (self.size, self.mtime_ns):
-            raise ValueError(
-                f"prepare: {self.path} has changed since the preparation began; wait until it is written, and prepare "
-                "again with --restart"
-            )
+            remedy = "wait until it is written, and prepare again with --restart"
+            raise unusable(self, "has changed since the preparation began", remedy)
+
+
+def unusable(input: Input, trouble: str, remedy: str = REMEDY) -> ValueError:
+    return ValueError(f"prepare: {input.path} {trouble}; {remedy}")
 
 
 def find_inputs(
@@ -54,7 +56,7 @@ def find_inputs(
     include, exclude: patterns of names, or of paths below a directory, for what is found in directories.
     """
     if not names:
-        raise ValueError("prepare: there is no input; name files, directories or patterns such as 'data/*.jsonl'")
+        raise ValueError(f"prepare: there is no input; {NAMING}")
     found: list[Input] = []
     known: set[tuple[int, int]] = set()  # device and number: a file by two names is one file
     for name in names:
@@ -76,11 +78,9 @@ def _input(path: str, state: os.stat_result, format: str) -> Input:
     stem, ending = os.path.splitext(path.lower())
     packed = PACKED.get(ending, "")
     inner = os.path.splitext(stem)[1] if packed else ending
-    kind = "text"
+    kind = "parquet" if inner == ".parquet" else "text"
     if inner in JSONL or (packed and inner == ".json"):  # C4 and others name packed JSONL .json.gz
         kind = "jsonl"
-    elif inner == ".parquet":
-        kind = "parquet"
     return Input(os.path.abspath(path), kind if format == "auto" else format, packed, state.st_size, state.st_mtime_ns)
 
 
@@ -90,9 +90,7 @@ def _expanded(name: str) -> list[str]:
         return [name]
     if glob.has_magic(name):
         return sorted(glob.glob(name, recursive=True))
-    raise FileNotFoundError(
-        f"prepare: {name} does not exist; name files, directories or patterns such as 'data/*.jsonl'"
-    )
+    raise FileNotFoundError(f"prepare: {name} does not exist; {NAMING}")
 
 
 def _below(top: str, include: Sequence[str], exclude: Sequence[str]) -> Iterator[str]:
@@ -185,11 +183,11 @@ def _small_texts(inputs: Sequence[Input], first: int, longest: int) -> int:
 def _ranges(input: Input, file: int, offset: int, step: int) -> Iterator[InputChunk]:
     while True:
         stop = min(offset + step, input.size)
-        end = Position(file + 1) if stop == input.size else Position(file, stop)
-        yield InputChunk(Position(file, offset), end, stop - offset)
         if stop == input.size:
-            return
+            break
+        yield InputChunk(Position(file, offset), Position(file, stop), step)
         offset = stop
+    yield InputChunk(Position(file, offset), Position(file + 1), stop - offset)
 
 
 def _packed(input: Input, file: int, offset: int, step: int) -> Iterator[InputChunk]:
@@ -232,45 +230,33 @@ def _unpacked(file: IO[bytes], input: Input) -> Iterator[bytes]:
                 yield decoder.decompress(block)
                 block = decoder.unused_data
     except errors as error:
-        raise ValueError(
-            f"prepare: {input.path} is corrupt: {input.packed} fails near byte {file.tell()} ({error}); {REMEDY}"
-        ) from None
+        trouble = f"is corrupt: {input.packed} fails near byte {file.tell()} ({error})"
+        raise unusable(input, trouble) from None
     if not decoder.eof:
-        raise ValueError(
-            f"prepare: {input.path} is truncated: its {input.packed} stream does not end within {file.tell()} bytes; "
-            f"{REMEDY}"
-        )
+        raise unusable(input, f"is truncated: its {input.packed} stream does not end within {file.tell()} bytes")
 
 
 def _decoders(input: Input) -> tuple[Callable[[], Any], type[Exception]]:
     if input.packed == "gzip":
         return lambda: zlib.decompressobj(wbits=31), zlib.error
-    try:
-        import zstandard
-    except ImportError:
-        raise ImportError(f"prepare: {input.path} needs zstandard; pip install 'fasttrain[data]'") from None
+    zstandard = _imported("zstandard", input)
     # the largest window that zstd itself can write, with --long=31
     return lambda: zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj(), zstandard.ZstdError
 
 
 def _parquet(input: Input, file: int, offset: int, text_key: str) -> Iterator[InputChunk]:
     """Rows of the text's column, about CHUNK_BYTES bytes of them."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise ImportError(f"prepare: {input.path} needs pyarrow; pip install 'fasttrain[data]'") from None
+    pyarrow, parquet = _imported("pyarrow", input), _imported("pyarrow.parquet", input)
     try:
         table = parquet.ParquetFile(input.path, pre_buffer=False)
-        _check_column(table.schema_arrow, input, text_key)
+        _check_column(table.schema_arrow, pyarrow.types, input, text_key)
         rows = table.metadata.num_rows
-        counts = [table.metadata.row_group(i).num_rows for i in range(table.num_row_groups)]
-        ends = list(accumulate(counts))
+        ends = list(accumulate(table.metadata.row_group(i).num_rows for i in range(table.num_row_groups)))
         group = bisect_right(ends, offset)  # those before it are not read at all
         row = ends[group - 1] if group else 0
         held: list[str | None] = []
         first, size = offset, 0
-        groups = list(range(group, len(counts)))
+        groups = list(range(group, len(ends)))
         for batch in table.iter_batches(64, row_groups=groups, columns=[text_key], use_threads=False):
             for text in batch.column(0).to_pylist():
                 row += 1
@@ -285,19 +271,31 @@ def _parquet(input: Input, file: int, offset: int, text_key: str) -> Iterator[In
         rest = input.size - input.size * first // max(rows, 1)
         yield InputChunk(Position(file, first), Position(file + 1), rest, held)
     except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"prepare: {input.path} cannot be read as Parquet ({error}); {REMEDY}") from None
+        raise unusable(input, f"cannot be read as Parquet ({error})") from None
 
 
-def _check_column(schema: Any, input: Input, text_key: str) -> None:
-    import pyarrow
-
+def _check_column(schema: Any, types: Any, input: Input, text_key: str) -> None:
     if text_key not in schema.names:
-        raise ValueError(
-            f"prepare: {input.path} has no column {text_key!r}, but {', '.join(schema.names)}; set --text-key"
-        )
+        raise unusable(input, f"has no column {text_key!r}, but {', '.join(schema.names)}", "set --text-key")
     kind = schema.field(text_key).type
-    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-        raise ValueError(f"prepare: the column {text_key!r} of {input.path} is {kind}, not text; set --text-key")
+    if not (types.is_string(kind) or types.is_large_string(kind)):
+        raise unusable(input, f"has {kind}, not text, in its column {text_key!r}", "set --text-key")
+
+
+def _imported(module: str, input: Input) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        raise ImportError(f"prepare: {input.path} needs {package}; pip install 'fasttrain[data]'") from None
+
+
+def read_whole(input: Input) -> bytes:
+    """The content of a file; of a binary one, its start."""
+    input.check_unchanged()
+    with open(input.path, "rb") as file:
+        start = file.read(SNIFF_BYTES)
+        return start if b"\0" in start else start + file.read()
 
 
 def read_range(input: Input, begin: int, end: int) -> tuple[int, bytes]:
@@ -329,12 +327,10 @@ def _line_start(file: IO[bytes], input: Input, at: int) -> int:
 
 def _character_start(data: bytes | bytearray, at: int) -> int:
     """Where a UTF-8 character begins, from `at` on."""
-    for place in range(at, min(at + 4, len(data))):
-        if data[place] & 0xC0 != 0x80:
-            return place
-    return at
+    places = range(at, min(at + 4, len(data)))
+    return next((place for place in places if data[place] & 0xC0 != 0x80), at)
 
 
 def _check_line(length: int, input: Input) -> None:
     if length >= LONGEST_LINE:
-        raise ValueError(f"prepare: {input.path} has a line of more than {LONGEST_LINE >> 20} MB; is it JSONL?")
+        raise unusable(input, f"has a line of more than {LONGEST_LINE >> 20} MB", "is it JSONL?")

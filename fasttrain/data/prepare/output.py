@@ -1,7 +1,5 @@
 """What a preparation has written so far, and how to resume from it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,21 +8,11 @@ from typing import Any
 import numpy as np
 
 from fasttrain.data.dataset import SourceFile
-from fasttrain.data.prepare.documents import (
-    DIGEST,
-    DUPLICATE,
-    INVALID,
-    NO_TEXT,
-    REASONS,
-    Dropped,
-    InputSpan,
-    SeenDigests,
-)
-from fasttrain.data.prepare.inputs import Input, InputChunk, Position
+from fasttrain.data.prepare.documents import DUPLICATE, INVALID, NO_TEXT, REASONS, Dropped, InputSpan, SeenDigests
+from fasttrain.data.prepare.inputs import Input, InputChunk, Position, unusable
 from fasttrain.data.prepare.tokenizer import TokenizerSpec
 from fasttrain.data.prepare.workers import EncodedChunk
 from fasttrain.data.writer import DatasetFiles, appended
-from fasttrain.fs import FileChecksum
 
 NAME = "dropped.jsonl"
 MIN_BAD_LINES = 10  # of a file: fewer are no reason to stop
@@ -37,7 +25,7 @@ class DropReport:
     def __init__(self, directory: Path, inputs: Sequence[Input], state: dict[str, Any] | None) -> None:
         state = state or dict(size=0, counts={}, first={})
         self._inputs = inputs
-        self._file = appended(directory / NAME, state["size"])
+        self.file = appended(directory / NAME, state["size"])
         self.counts: dict[str, int] = state["counts"]
         self.first: dict[str, str] = state["first"]  # an example of each reason
         self._file_number, self._good, self._bad = 0, 0, 0  # lines of the file that is being read
@@ -46,9 +34,9 @@ class DropReport:
         """Append documents in the order of the inputs, with lines of the file."""
         for span, reason, detail in dropped:
             path = self._inputs[span.file].path
-            where: dict[str, Any] = dict(line=span.line) if span.line else dict(row=span.offset)
+            where = dict(line=span.line) if span.line else dict(row=span.offset)
             line = dict(reason=reason, file=path) | where | (dict(detail=detail) if detail else {})
-            self._file.write(json.dumps(line).encode() + b"\n")
+            self.file.write(json.dumps(line).encode() + b"\n")
             self.counts[reason] = self.counts.get(reason, 0) + 1
             if reason not in self.first:
                 example = f"{path}:{span.line}" if span.line else f"{path}, row {span.offset}"
@@ -66,23 +54,15 @@ class DropReport:
             span, reason, detail = bad[0]
             remedy = "set --text-key" if reason == NO_TEXT else "name the right file, or set --format"
             where = f"line {span.line}" if span.line else f"row {span.offset}"
-            raise ValueError(
-                f"prepare: {self._inputs[file].path} has more bad lines than good ones, one of them {where}: {reason} "
-                f"({detail}); {remedy}"
-            )
+            trouble = f"has more bad lines than good ones, one of them {where}: {reason} ({detail})"
+            raise unusable(self._inputs[file], trouble, remedy)
 
     def sync(self) -> dict[str, Any]:
-        return dict(size=self._file.sync(), counts=self.counts, first=self.first)
-
-    def close(self) -> FileChecksum:
-        return self._file.finish()
+        return dict(size=self.file.sync(), counts=self.counts, first=self.first)
 
     def ordered(self) -> dict[str, int]:
         """Counts by reason, in a fixed order."""
         return {reason: self.counts[reason] for reason in REASONS if reason in self.counts}
-
-    def summary(self) -> str:
-        return ", ".join(f"{count} {reason}" for reason, count in self.ordered().items()) or "nothing was dropped"
 
 
 class Output:
@@ -93,13 +73,11 @@ class Output:
         directory: Path, inputs: Sequence[Input], tokenizer: TokenizerSpec, *, keep_duplicates: bool,
         state: dict[str, Any] | None,
     ) -> None:  # fmt: skip
-        state = state or dict(position=(0, 0), consumed=0, lines=0, documents=0, text=0, tokens=0, spelled=0, digests=0)
+        state = state or dict(position=(0, 0), consumed=0, lines=0, documents=0, spelled=0, digests=0)
         self._directory, self._inputs, self._tokenizer = directory, inputs, tokenizer
         self.position = Position(*state["position"])
         self.consumed: int = state["consumed"]  # bytes of the inputs
         self.documents: int = state["documents"]
-        self.text: int = state["text"]  # their bytes
-        self.tokens: int = state["tokens"]
         self.spelled: int = state["spelled"]
         self._lines: int = state["lines"]  # of the input at the position, before it
         self._files = DatasetFiles(
@@ -110,13 +88,14 @@ class Output:
         self._seen: SeenDigests | None = None
         if not keep_duplicates and self.position.file < len(inputs):  # at the end, the digests may be deleted already
             self._digests = appended(directory / DIGESTS, state["digests"])
-            self._seen = SeenDigests(np.fromfile(directory / DIGESTS, DIGEST))
+            self._seen = SeenDigests((directory / DIGESTS).read_bytes())
 
     def add(self, chunk: InputChunk, encoded: EncodedChunk) -> None:
         """Write the documents of the next chunk."""
         dropped, sources = encoded.dropped, encoded.sources
         if self._lines:
-            dropped = [drop._replace(span=_moved(drop.span, self._lines)) for drop in dropped]
+            moved = (drop.span._replace(line=drop.span.line + self._lines) for drop in dropped)
+            dropped = [drop._replace(span=span) for drop, span in zip(dropped, moved, strict=True)]
             sources = sources.copy()
             sources["line"] += self._lines
         self.report.check(chunk.start.file, dropped, len(encoded.lengths))
@@ -124,7 +103,8 @@ class Output:
         if self._seen is not None:
             new = self._seen.add(encoded.digests)
             self._digests.write(encoded.digests[new].tobytes())
-            dropped = _merged(dropped, [Dropped(_span(source), DUPLICATE) for source in sources[~new]])
+            dropped = dropped + [Dropped(InputSpan(*source), DUPLICATE) for source in sources[~new].tolist()]
+            dropped.sort(key=lambda drop: (drop.span.file, drop.span.offset))  # in the order of the inputs
         self.report.add(dropped)
         for split, chosen in (("train", new & ~encoded.held_out), ("validation", new & encoded.held_out)):
             tokens = encoded.tokens if chosen.all() else encoded.tokens[np.repeat(chosen, encoded.lengths)]
@@ -133,8 +113,6 @@ class Output:
                 split, tokens, lengths=encoded.lengths[chosen], num_bytes=num_bytes, sources=sources[chosen]
             )
         self.documents += int(new.sum())
-        self.tokens += int(encoded.lengths[new].sum())
-        self.text += int(encoded.num_bytes[new].sum())
         self.spelled += encoded.spelled
         self.consumed += chunk.size
         self._lines = self._lines + encoded.lines if chunk.next.file == chunk.start.file else 0
@@ -144,29 +122,16 @@ class Output:
         """Have everything on the disk; the state that another process needs to resume."""
         return dict(
             tokenizer=self._tokenizer[1:], position=self.position, consumed=self.consumed, documents=self.documents,
-            text=self.text, tokens=self.tokens, spelled=self.spelled, lines=self._lines, files=self._files.sync(),
-            report=self.report.sync(), digests=0 if self._seen is None else self._digests.sync(),
+            spelled=self.spelled, lines=self._lines, files=self._files.sync(), report=self.report.sync(),
+            digests=0 if self._seen is None else self._digests.sync(),
         )  # fmt: skip
 
     def complete(self, path: Path, *, source: str) -> None:
         """Make it a dataset, under its own name."""
-        report = self.report.close()
+        report = self.report.file.finish()
         (self._directory / DIGESTS).unlink(missing_ok=True)
         files = (SourceFile(path=Path(i.path), size=i.size, mtime_ns=i.mtime_ns).dump() for i in self._inputs)
         self._files.complete(
             path, tokenizer=self._tokenizer.json, source=source, sources=files, report=report,
             dropped=self.report.ordered(),
         )  # fmt: skip
-
-
-def _moved(span: InputSpan, lines: int) -> InputSpan:
-    return span._replace(line=span.line + lines) if span.line else span
-
-
-def _span(source: np.void) -> InputSpan:
-    return InputSpan(int(source["file"]), int(source["offset"]), int(source["size"]), int(source["line"]))
-
-
-def _merged(one: list[Dropped], other: list[Dropped]) -> list[Dropped]:
-    """Both, in the order of the inputs."""
-    return sorted(one + other, key=lambda drop: drop.span[:2])

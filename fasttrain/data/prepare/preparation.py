@@ -6,8 +6,6 @@ synced, and the progress file says how far that is: a killed preparation resumes
 bytes.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import hashlib
@@ -18,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fasttrain.config import PrepareConfig
 from fasttrain.data.dataset import PARTIAL
@@ -55,32 +53,28 @@ class ProgressFile:
     def __init__(self, directory: Path, task: dict[str, Any]) -> None:
         """task: everything that decides about the result, by names for people."""
         self._directory, self._task = directory, task
-        self._path = _beside(directory, ".json")
+        self.path = _beside(directory, ".json")
 
     def read(self) -> dict[str, Any] | None:
         """Read what was saved last; None: nothing. Raise if it is work on another task."""
-        if not (self._path.exists() and self._directory.exists()):
+        if not (self.path.exists() and self._directory.exists()):
             return None
-        found = json.loads(self._path.read_text("utf-8"))
-        differing = [name for name in self._task if found["task"].get(name) != self._task[name]]
-        if differing and not found["state"]["documents"]:
+        found = json.loads(self.path.read_text("utf-8"))
+        name = next((name for name in self._task if found["task"].get(name) != self._task[name]), None)
+        if name is None:
+            return found["state"]
+        if not found["state"]["documents"]:
             return None  # no work is lost
-        if differing:
-            name = differing[0]
-            raise ValueError(
-                f"prepare: {self._directory} holds a preparation that was interrupted, with another {name} "
-                f"({found['task'].get(name)}, now {self._task[name]}); repeat that command to resume it, or add "
-                "--restart to start over"
-            )
-        return found["state"]
+        other = f"{name} ({found['task'].get(name)}, now {self._task[name]})"
+        raise ValueError(
+            f"prepare: {self._directory} holds a preparation that was interrupted, with another {other}; repeat that "
+            "command to resume it, or add --restart to start over"
+        )
 
     def save(self, state: dict[str, Any]) -> None:
         """Replace what was saved before, at once or not at all."""
         sync(self._directory)
-        write_file(self._path, [json.dumps(dict(task=self._task, state=state))])
-
-    def remove(self) -> None:
-        self._path.unlink(missing_ok=True)
+        write_file(self.path, [json.dumps(dict(task=self._task, state=state))])
 
 
 def clear(directory: Path) -> None:
@@ -95,16 +89,13 @@ def _beside(directory: Path, ending: str) -> Path:
     return directory.with_name(directory.name + ending)
 
 
-@dataclass
-class PreparationProgress:
+class PreparationProgress(NamedTuple):
     """How far a preparation is."""
 
     stage: str
     total: int  # bytes of the inputs, on disk
     done: int = 0
     documents: int = 0
-    text: int = 0  # bytes of the documents
-    tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +137,7 @@ def prepare(
         inputs = find_inputs(names, include=include, exclude=exclude, format=format)
         stack.enter_context(locked(directory))
         refuse_to_overwrite(out)  # another process may just have finished it
-        progress = PreparationProgress("encoding", sum(input.size for input in inputs))
+        total = sum(input.size for input in inputs)
         if restart:
             clear(directory)
         progress_file = ProgressFile(directory, _task(inputs, tokenizer, separator, settings))
@@ -161,15 +152,16 @@ def prepare(
             spec = TokenizerSpec((directory / TOKENIZER).read_text("utf-8"), *state["tokenizer"])
         output = Output(directory, inputs, spec, keep_duplicates=settings.keep_duplicates, state=state)
         for _ in _grown(output, progress_file, inputs, spec, settings, workers or len(os.sched_getaffinity(0))):
-            progress.done, progress.documents = output.consumed, output.documents
-            progress.text, progress.tokens = output.text, output.tokens
-            on_progress(progress)
+            on_progress(PreparationProgress("encoding", total, output.consumed, output.documents))
         if not output.documents:
             clear(directory)
+            counts = ", ".join(f"{count} {reason}" for reason, count in output.report.ordered().items())
             examples = "; ".join(f"{reason}: {where}" for reason, where in output.report.first.items())
-            raise ValueError(f"prepare: there is no document left for {out}: {output.report.summary()}; {examples}")
+            raise ValueError(
+                f"prepare: there is no document left for {out}: {counts or 'nothing was dropped'}; {examples}"
+            )
         output.complete(out, source=", ".join(map(str, names)))
-        progress_file.remove()
+        progress_file.path.unlink(missing_ok=True)
     return Prepared(
         path=out, dropped=output.report.ordered(), examples=output.report.first, spelled=output.spelled,
         resumed=state is not None,
@@ -223,9 +215,8 @@ def _remedies(directory: Path) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise PermissionError(
-            f"prepare: no permission for {error.filename}; change that, or skip it with --exclude"
-        ) from None
+        trouble = f"no permission for {error.filename}"
+        raise PermissionError(f"prepare: {trouble}; change that, or skip it with --exclude") from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

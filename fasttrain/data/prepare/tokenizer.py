@@ -69,10 +69,8 @@ def trained_on(texts: Iterable[str], size: int, *, separator: str = SEPARATOR) -
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if size < 257:
-        raise ValueError(
-            f"prepare: a vocabulary of {size} is too small for 256 bytes and the separator; train 257 tokens or more, "
-            f"or choose --tokenizer {BYTES}"
-        )
+        trouble = f"a vocabulary of {size} is too small for 256 bytes and the separator"
+        raise ValueError(f"prepare: {trouble}; train 257 tokens or more, or choose --tokenizer {BYTES}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -105,9 +103,8 @@ def loaded(name: Path, *, separator: str | None = None) -> TokenizerSpec:
     """Read a tokenizer.json, or that of the directory of a model or a dataset that has one."""
     path = name / "tokenizer.json" if name.is_dir() else name
     if not path.exists():
-        raise FileNotFoundError(
-            f"prepare: there is no tokenizer {path}; name a tokenizer.json, the directory of one, or {BYTES!r}"
-        )
+        remedy = f"name a tokenizer.json, the directory of one, or {BYTES!r}"
+        raise FileNotFoundError(f"prepare: there is no tokenizer {path}; {remedy}")
     tokenizer = read_tokenizer(path, "prepare")
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -121,33 +118,25 @@ def _spec(tokenizer: Tokenizer, separator: str) -> TokenizerSpec:
 
 def _separator(tokenizer: Tokenizer, path: Path, asked: str | None) -> str:
     """The token that stands between documents: as asked, as the files beside it say, or by a usual name."""
-    for name in (asked,) if asked else (_of_dataset(tokenizer, path), _of_model(path), *SEPARATOR_NAMES):
+    number = _setting(path.with_name("dataset.json"), "separator")
+    of_dataset = tokenizer.id_to_token(number) if isinstance(number, int) else None
+    eos = _setting(path.with_name("tokenizer_config.json"), "eos_token")
+    of_model = eos.get("content") if isinstance(eos, dict) else eos
+    for name in (asked,) if asked else (of_dataset, of_model, *SEPARATOR_NAMES):
         if name and tokenizer.token_to_id(name) is not None:
             return name
     special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
     trouble = f"has no token {asked!r}" if asked else "does not say which token separates documents"
-    raise ValueError(
-        f"prepare: {path} {trouble}; set --separator, for instance to one of its special tokens: "
-        f"{', '.join(special[:20]) or 'it has none'}"
-    )
+    remedy = f"set --separator, for instance to one of its special tokens: {', '.join(special[:20]) or 'it has none'}"
+    raise ValueError(f"prepare: {path} {trouble}; {remedy}")
 
 
-def _of_dataset(tokenizer: Tokenizer, path: Path) -> str | None:
-    number = _json(path.with_name("dataset.json")).get("separator")
-    return tokenizer.id_to_token(number) if isinstance(number, int) else None
-
-
-def _of_model(path: Path) -> str | None:
-    found = _json(path.with_name("tokenizer_config.json")).get("eos_token")
-    return found.get("content") if isinstance(found, dict) else found
-
-
-def _json(path: Path) -> dict[str, Any]:
+def _setting(path: Path, name: str) -> Any:
+    """What a JSON file says, if it can be read."""
     try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return json.loads(path.read_text("utf-8"))[name]
+    except (OSError, ValueError, TypeError, LookupError):
+        return None
 
 
 def splitter_of(description: dict[str, Any]) -> Callable[[str], list[str] | None] | None:
@@ -155,7 +144,8 @@ def splitter_of(description: dict[str, Any]) -> Callable[[str], list[str] | None
     pattern = PATTERNS.get(_pattern_of(description))
     if pattern is None:
         return None
-    split_ascii, split_unicode = _compiled(pattern, ASCII).findall, _compiled(pattern, UNICODE).findall
+    split_ascii = re.compile(re.sub("<(.)>", lambda name: ASCII[name[1]], pattern)).findall
+    split_unicode = re.compile(re.sub("<(.)>", lambda name: UNICODE[name[1]], pattern)).findall
     normalizes, characters = bool(description["normalizer"]), Characters()
 
     def split(text: str) -> list[str] | None:
@@ -194,10 +184,6 @@ def _odd(characters: str) -> set[str]:
     return odd
 
 
-def _compiled(pattern: str, classes: dict[str, str]) -> re.Pattern[str]:
-    return re.compile(re.sub("<(.)>", lambda name: classes[name[1]], pattern))
-
-
 def _pattern_of(description: dict[str, Any]) -> str:
     """How a byte-level BPE splits; empty if it is something else."""
     model, steps = description["model"], description["pre_tokenizer"]
@@ -216,20 +202,13 @@ def _pattern_of(description: dict[str, Any]) -> str:
     return split["pattern"].get("Regex", "") if (byte_level | dict(use_regex=False)).items() <= bytes_.items() else ""
 
 
-class Encoder:
-    """encode(texts): the tokens of each, as bytes of the type they have on disk. The separator is not among them."""
-
-    def __init__(self, tokenizer: TokenizerSpec, dtype: np.dtype) -> None:
-        description = json.loads(tokenizer.json)
-        self.encode: Callable[[list[str]], list[bytes]]
-        if _is_plain_bytes(description):
-            self.encode = lambda texts: [
-                np.frombuffer(text.encode(), np.uint8).astype(dtype).tobytes() for text in texts
-            ]
-            return
-        library = _Library(tokenizer.json, dtype)
-        split = splitter_of(description)
-        self.encode = _Words(description, split, library, dtype).encode if split else library.encode
+def encoder_of(tokenizer: TokenizerSpec, dtype: np.dtype) -> Callable[[list[str]], list[bytes]]:
+    """A function of texts: the tokens of each, as bytes of the type they have on disk, without the separator."""
+    description = json.loads(tokenizer.json)
+    if _is_plain_bytes(description):
+        return lambda texts: [np.frombuffer(text.encode(), np.uint8).astype(dtype).tobytes() for text in texts]
+    library, split = _Library(tokenizer.json, dtype), splitter_of(description)
+    return _Words(description, split, library, dtype).encode if split else library.encode
 
 
 class _Library:

@@ -1,7 +1,5 @@
 """Chunks to tokens, in several processes: results come in the order of the chunks."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -19,7 +17,7 @@ from fasttrain.config import PrepareConfig
 from fasttrain.data.dataset import RECORD
 from fasttrain.data.prepare.documents import DIGEST, EMPTY, Document, Dropped, contents, digest, documents
 from fasttrain.data.prepare.inputs import Input, InputChunk
-from fasttrain.data.prepare.tokenizer import Encoder, TokenizerSpec
+from fasttrain.data.prepare.tokenizer import TokenizerSpec, encoder_of
 from fasttrain.data.writer import holds_out
 from fasttrain.fs import close_inherited_locks
 
@@ -59,7 +57,6 @@ def _in_processes(
     others = set(multiprocessing.active_children())
     executor = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(make, os.getpid()))
     pending: deque[tuple[Item, Future[Result]]] = deque()
-    finished = False
     try:
         for item in items:
             pending.append((item, executor.submit(_call, item)))
@@ -67,11 +64,11 @@ def _in_processes(
                 yield _first(pending)
         while pending:
             yield _first(pending)
-        finished = True
+    except BaseException:  # nobody waits for what they are doing
+        for process in set(multiprocessing.active_children()) - others:
+            process.kill()
+        raise
     finally:
-        if not finished:  # nobody waits for what they are doing
-            for process in set(multiprocessing.active_children()) - others:
-                process.kill()
         executor.shutdown(wait=True, cancel_futures=True)
 
 
@@ -127,20 +124,15 @@ class Worker:
         self, inputs: Sequence[Input], tokenizer: TokenizerSpec, settings: PrepareConfig, dtype: np.dtype
     ) -> None:
         self._inputs, self._tokenizer, self._settings, self._dtype = inputs, tokenizer, settings, dtype
-        self._encoder = Encoder(tokenizer, dtype)
+        self._encode = encoder_of(tokenizer, dtype)
         self._separator = np.array([tokenizer.separator], dtype).tobytes()
 
     def __call__(self, chunk: InputChunk) -> EncodedChunk:
-        kept: list[Document] = []
-        dropped: list[Dropped] = []
         read = contents(chunk, self._inputs)
-        for content in read:
-            for found in documents(content, self._inputs[content.file], self._settings):
-                if isinstance(found, Dropped):
-                    dropped.append(found)
-                else:
-                    kept.append(found)
-        tokens = self._encoder.encode([document.text for document in kept])
+        found = [f for content in read for f in documents(content, self._inputs[content.file], self._settings)]
+        kept = [document for document in found if isinstance(document, Document)]
+        dropped = [drop for drop in found if isinstance(drop, Dropped)]
+        tokens = self._encode([document.text for document in kept])
         for number in [number for number, ids in enumerate(tokens) if not ids][::-1]:  # a normalizer left nothing
             dropped.append(Dropped(kept.pop(number).span, EMPTY, "no tokens"))
             del tokens[number]
@@ -150,22 +142,14 @@ class Worker:
             num_bytes=np.array([len(document.data) for document in kept], np.int64),
             held_out=np.array([holds_out(document.data, self._settings.validation) for document in kept], bool),
             digests=np.array([digest(document.data) for document in kept], DIGEST),
-            sources=np.array([_record(document) for document in kept], RECORD),
+            sources=np.array([document.span for document in kept], RECORD),
             dropped=dropped,
-            lines=read[-1].lines,
+            lines=0 if isinstance(read[-1].data, list) else read[-1].data.count(b"\n"),
             spelled=sum(self._tokenizer.separator_text in document.text for document in kept),
         )
-        self._check(encoded)
-        return encoded
-
-    def _check(self, encoded: EncodedChunk) -> None:
         if (encoded.tokens == self._tokenizer.separator).sum() != len(encoded.lengths):
+            separator = self._tokenizer.separator_text
             raise ValueError(
-                f"prepare: the tokenizer makes the separator {self._tokenizer.separator_text!r} of other text; choose "
-                "another --separator"
+                f"prepare: the tokenizer makes the separator {separator!r} of other text; choose another --separator"
             )
-
-
-def _record(document: Document) -> tuple[int, int, int, int]:
-    span = document.span
-    return span.offset, span.line, span.file, span.size
+        return encoded

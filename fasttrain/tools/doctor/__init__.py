@@ -4,9 +4,7 @@ Every question is a function that yields findings. None of them needs what it as
 without a compiler, is told so.
 """
 
-from __future__ import annotations
-
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 # broken: needed, and a run would fail or be wrong; warning: a run would be slower, or may fail; missing: worth having
@@ -19,7 +17,6 @@ class MachineFinding:
 
     name: str
     value: str
-    _: KW_ONLY
     level: Level = "ok"
     remedy: str = ""  # a command, or a sentence; where level is not ok
     figure: float | None = None  # the value, for scripts

@@ -2,8 +2,6 @@
 it has, every op once against its reference in float64, and how fast matmuls, copies in memory and the disk are.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator
@@ -55,10 +53,6 @@ def examine(settings: Config, out: Path, *, quick: bool) -> Iterator[MachineFind
 
 def estimate(settings: Config, cores: int) -> Iterator[MachineFinding]:
     """Device, precision, compilation, attention, and how to start on all devices."""
-
-    def finding(name: str, value: str) -> MachineFinding:
-        return MachineFinding(name, value)
-
     from fasttrain.distributed.parallelize import should_compile
     from fasttrain.distributed.runtime import DTYPES, resolve_precision
     from fasttrain.flops import flops_per_token
@@ -66,37 +60,31 @@ def estimate(settings: Config, cores: int) -> Iterator[MachineFinding]:
     parallel = settings.parallel
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if parallel.device == "cuda" and not gpus:
-        yield MachineFinding(
-            "device",
-            "parallel.device is cuda, and torch sees no GPU",
-            level="broken",
-            remedy="set parallel.device to auto, or see above why no GPU is seen",
-        )
+        remedy = "set parallel.device to auto, or see above why no GPU is seen"
+        yield MachineFinding("device", "parallel.device is cuda, and torch sees no GPU", "broken", remedy)
         return
     device = torch.device("cuda" if gpus and parallel.device != "cpu" else "cpu")
     precision = resolve_precision(parallel.precision, device)
     asked = "asked for" if parallel.precision != "auto" else "auto: GPUs take half precision, CPUs do not"
-    yield finding("device", f"{device.type} (parallel.device is {parallel.device})")
-    yield finding("precision", f"{precision} ({asked})")
+    yield MachineFinding("device", f"{device.type} (parallel.device is {parallel.device})")
+    yield MachineFinding("precision", f"{precision} ({asked})")
     vocab = settings.model.vocab or 4096
     tokens = settings.batch.steps * settings.batch.sequences * settings.data.sequence
+    flops = tokens * flops_per_token(settings.model, vocab, settings.data.sequence)
     runtime: Any = SimpleNamespace(device=device)
     try:
-        compiled, why = should_compile(
-            parallel, runtime, tokens * flops_per_token(settings.model, vocab, settings.data.sequence)
-        )
-        yield finding("blocks", f"{'compiled' if compiled else 'not compiled'} ({why})")
+        compiled, why = should_compile(parallel, runtime, flops)
+        yield MachineFinding("blocks", f"{'compiled' if compiled else 'not compiled'} ({why})")
     except ValueError as error:  # the compiler, which has a finding of its own
-        yield finding("blocks", f"none: {error}")
-    yield finding("kernels", "Triton" if device.type == "cuda" else "their CPU implementations")
+        yield MachineFinding("blocks", f"none: {error}")
+    yield MachineFinding("kernels", "Triton" if device.type == "cuda" else "their CPU implementations")
     yield _attention(settings, device, DTYPES[precision])
     known = gpu_of_device(torch.cuda.get_device_name()) if device.type == "cuda" else None
-    yield finding(
-        "peak for MFU", f"{known.peak(precision) / 1e12:,.0f} TFLOP/s (gpus.toml)" if known else "measured at start"
-    )
+    peak = f"{known.peak(precision) / 1e12:,.0f} TFLOP/s (gpus.toml)" if known else "measured at start"
+    yield MachineFinding("peak for MFU", peak)
     start = "fasttrain train" if gpus < 2 else f"torchrun --nproc_per_node={gpus} -m fasttrain.train"
     threads = "" if device.type == "cuda" else f" (threads: {torch.get_num_threads()}, cores: {cores})"
-    yield finding("start it with", f"{start}{threads}")
+    yield MachineFinding("start it with", f"{start}{threads}")
 
 
 def _attention(settings: Config, device: torch.device, dtype: torch.dtype) -> MachineFinding:
@@ -115,12 +103,8 @@ def _attention(settings: Config, device: torch.device, dtype: torch.dtype) -> Ma
     value = f"{chosen} ({'; '.join(why)})" if why else chosen
     if ("cpp", cpp.missing()) not in before:
         return MachineFinding("attention", value)
-    return MachineFinding(
-        "attention",
-        value,
-        level="missing",
-        remedy="apt-get install g++ (or set CXX): without its C++, attention takes about 1.6 times as long",
-    )
+    remedy = "apt-get install g++ (or set CXX): without its C++, attention takes about 1.6 times as long"
+    return MachineFinding("attention", value, "missing", remedy)
 
 
 def ops() -> Iterator[MachineFinding]:
@@ -128,7 +112,7 @@ def ops() -> Iterator[MachineFinding]:
     try:
         from fasttrain_kernels.testing import self_check
     except ImportError as error:
-        yield MachineFinding("kernel library", str(error), level="broken", remedy="pip install the package above")
+        yield MachineFinding("kernel library", str(error), "broken", "pip install the package above")
         return
     for case in self_check.CASES:
         for implementation in self_check.training_implementations():
@@ -141,63 +125,53 @@ def _checked(self_check: Any, case: Any, implementation: Any) -> MachineFinding:
     try:
         results = self_check.run(case, implementation)
     except Exception as error:  # whatever an op does, it is this op that does it
-        first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        value = f"{how}: fails with {type(error).__name__}: {first}"
-        return MachineFinding(name, value, level="broken", remedy=remedy)
+        first = str(error).strip().partition("\n")[0]
+        return MachineFinding(name, f"{how}: fails with {type(error).__name__}: {first}", "broken", remedy)
     share = max(result.error / result.tolerance for result in results)
     if wrong := [result for result in results if not result.ok]:
-        return MachineFinding(name, f"{how}: {wrong[0]}", level="broken", remedy=remedy, figure=share)
+        return MachineFinding(name, f"{how}: {wrong[0]}", "broken", remedy, share)
     return MachineFinding(name, f"{how}: OK ({share:.0%} of tolerance)", figure=share)
 
 
 def speed(device: torch.device) -> Iterator[MachineFinding]:
     """Rates of one device, in the precisions that a run may choose."""
-    rates = {}
+    single = measured_flops(device, torch.float32)
     for dtype in (torch.float32, torch.bfloat16):
-        rates[dtype] = measured_flops(device, dtype)
-        name = str(dtype).removeprefix("torch.")
-        text = f"{rates[dtype] / 1e12:,.2f} TFLOP/s" if device.type == "cuda" else f"{rates[dtype] / 1e9:,.1f} GFLOP/s"
+        rate = single if dtype == torch.float32 else measured_flops(device, dtype)
+        text = f"{rate / 1e9:,.1f} GFLOP/s"
         if device.type == "cuda":
-            text += f", {rates[dtype] / peak_flops(device, dtype):.0%} of the vendor's figure"
+            text = f"{rate / 1e12:,.2f} TFLOP/s, {rate / peak_flops(device, dtype):.0%} of the vendor's figure"
+        elif single > 1.5 * rate:
+            text += f": {single / rate:,.0f} times slower, so that CPUs train in fp32"
         elif dtype == torch.bfloat16:
-            ratio = rates[torch.float32] / rates[dtype]
-            text += (
-                f": {ratio:,.0f} times slower, so that CPUs train in fp32"
-                if ratio > 1.5
-                else ": parallel.precision bf16 may pay"
-            )
-        yield MachineFinding(f"matmul {name}", text, figure=rates[dtype], unit="FLOP/s")
+            text += ": parallel.precision bf16 may pay"
+        yield MachineFinding(f"matmul {str(dtype).removeprefix('torch.')}", text, figure=rate, unit="FLOP/s")
     rate = copy_rate(device)
     yield MachineFinding("memory", f"{rate / 1e9:,.1f} GB/s, reading and writing", figure=rate, unit="B/s")
 
 
 def disk(out: Path, *, measure: bool) -> Iterator[MachineFinding]:
     """Whether a run can write there, how much, and how fast. The directory need not exist yet, and is not made."""
-    directory = out
-    while not directory.exists() and directory != directory.parent:
-        directory = directory.parent
+    directory = next(path for path in (out, *out.absolute().parents) if path.exists())
     free = free_bytes(directory)
     remedy = f"a few checkpoints fill it: free some disk space in {directory}, or choose another --out"
-    yield MachineFinding(
-        "free",
-        f"{disk_size(free)} in {directory.absolute()}",
-        figure=free,
-        unit="bytes",
-        level="ok" if free >= LITTLE else "warning",
-        remedy="" if free >= LITTLE else remedy,
-    )
+    value = f"{disk_size(free)} in {directory.absolute()}"
+    if free >= LITTLE:
+        yield MachineFinding("free", value, figure=free, unit="bytes")
+    else:
+        yield MachineFinding("free", value, "warning", remedy, free, "bytes")
     try:
         written, seconds = write_and_sync(directory, WRITTEN if measure else CHUNK)
     except OSError as error:
         remedy = f"make it writable (chown, or remount), or choose another --out than {out}"
-        yield MachineFinding("write", f"cannot write: {error.strerror or error}", level="broken", remedy=remedy)
+        yield MachineFinding("write", f"cannot write: {error.strerror or error}", "broken", remedy)
         return
-    if measure:
-        rate = written / seconds
-        text = f"{rate / 1e6:,.0f} MB/s with fsync ({written / 1e6:,.0f} MB)"
-        yield MachineFinding("write", text, figure=rate, unit="B/s")
-    else:
+    if not measure:
         yield MachineFinding("write", "possible")
+        return
+    rate = written / seconds
+    text = f"{rate / 1e6:,.0f} MB/s with fsync ({written / 1e6:,.0f} MB)"
+    yield MachineFinding("write", text, figure=rate, unit="B/s")
 
 
 def copy_rate(device: torch.device) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import re
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,46 +51,41 @@ def machine(root: Path = ROOT) -> Iterator[MachineFinding]:
     name = device_name(torch.device("cpu"))
     yield MachineFinding("processor", f"{name}, {share}", figure=cores.usable, unit="cores")
     if threads > cores.usable:
-        yield MachineFinding(
-            "threads",
-            f"{threads} threads for {cores.usable} cores",
-            level="warning",
-            remedy=f"export OMP_NUM_THREADS={cores.usable}: more threads than cores wait for each other",
-        )
-    installed, limit = _meminfo(root), memory_limit(root)
-    total = min(installed["MemTotal"], limit)
-    text = f"{memory_size(total)}, {memory_size(min(installed['MemAvailable'], limit))} of it available"
-    if limit < installed["MemTotal"]:
-        text += f" ({memory_size(installed['MemTotal'])} are installed; a cgroup has the limit)"
+        remedy = f"export OMP_NUM_THREADS={cores.usable}: more threads than cores wait for each other"
+        yield MachineFinding("threads", f"{threads} threads for {cores.usable} cores", "warning", remedy)
+    found = dict(re.findall(r"(\w+): +(\d+) kB", _read(root / "proc/meminfo")))
+    installed, available = (float(found.get(name, math.nan)) * 1024 for name in ("MemTotal", "MemAvailable"))
+    limit = memory_limit(root)
+    total = min(installed, limit)
+    text = f"{memory_size(total)}, {memory_size(min(available, limit))} of it available"
+    if limit < installed:
+        text += f" ({memory_size(installed)} are installed; a cgroup has the limit)"
     yield MachineFinding("memory", text, figure=total, unit="bytes")
 
 
 def limits(*, gpus: int, shared: Path = Path("/dev/shm")) -> Iterator[MachineFinding]:
     """Limits that the system sets this process."""
+
+    def finding(name: str, limit: int, least: int, remedy: str, text: Callable[[float], str]) -> MachineFinding:
+        if limit == resource.RLIM_INFINITY:
+            return MachineFinding(name, "unlimited")
+        fine = limit >= least
+        return MachineFinding(name, text(limit), "ok" if fine else "warning", "" if fine else remedy, float(limit))
+
+    buffers = SHARED if gpus > 1 else 0
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    remedy = f"ulimit -n {FILES} (the hard limit is {_number(most)})"
-    yield _limit("open files", _number(files), files, fine=_enough(files, FILES), remedy=remedy)
+    hard = "unlimited" if most == resource.RLIM_INFINITY else f"{most:,}"
+    yield finding("open files", files, FILES, f"ulimit -n {FILES} (the hard limit is {hard})", "{:,}".format)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     remedy = "ulimit -l unlimited: InfiniBand and pinned memory need it"
-    yield _limit("locked memory", _bytes(locked), locked, fine=gpus < 2 or _enough(locked, SHARED), remedy=remedy)
+    yield finding("locked memory", locked, buffers, remedy, memory_size)
     size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     remedy = "ulimit -f unlimited: a checkpoint beyond it cannot be written"
-    yield _limit("file size", _bytes(size), size, fine=_enough(size, 2**40), remedy=remedy)
+    yield finding("file size", size, 2**40, remedy, memory_size)
     if shared.exists():
         status = os.statvfs(shared)
-        size = status.f_blocks * status.f_frsize
         remedy = "docker run --shm-size=8g, or --ipc=host: NCCL keeps buffers there"
-        yield _limit(str(shared), memory_size(size), size, fine=gpus < 2 or size >= SHARED, remedy=remedy)
-
-
-def _limit(name: str, value: str, limit: int, *, fine: bool, remedy: str) -> MachineFinding:
-    return MachineFinding(
-        name,
-        value,
-        level="ok" if fine else "warning",
-        remedy="" if fine else remedy,
-        figure=None if limit == resource.RLIM_INFINITY else float(limit),
-    )
+        yield finding(str(shared), status.f_blocks * status.f_frsize, buffers, remedy, memory_size)
 
 
 def cpu_quota(root: Path = ROOT) -> float:
@@ -124,12 +120,6 @@ def _cgroups(root: Path, controller: str) -> Iterator[Path]:
     yield from mounts
 
 
-def _meminfo(root: Path) -> dict[str, float]:
-    lines = (line.split() for line in _read(root / "proc/meminfo").splitlines())
-    found = {words[0].rstrip(":"): float(words[1]) * 1024 for words in lines if len(words) > 1}
-    return {"MemTotal": math.nan, "MemAvailable": math.nan} | found
-
-
 def _read(path: Path) -> str:
     try:
         return path.read_text()
@@ -137,32 +127,18 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _enough(limit: int, least: int) -> bool:
-    return limit == resource.RLIM_INFINITY or limit >= least
-
-
-def _number(limit: int) -> str:
-    return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
-
-
-def _bytes(limit: int) -> str:
-    return "unlimited" if limit == resource.RLIM_INFINITY else memory_size(limit)
-
-
 def cards(driver: Path = DRIVER) -> Iterator[MachineFinding]:
     """Every GPU, and whether torch can use it."""
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    nvml = _nvml()
-    if nvml is None:
+    none = MachineFinding("GPUs", "none: runs are on the CPU", figure=0)
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
         if not seen and not driver.exists():
-            yield MachineFinding("GPUs", "none: runs are on the CPU", figure=0)
+            yield none
             return
-        yield MachineFinding(
-            "NVML",
-            "nvidia-ml-py is not installed",
-            level="missing",
-            remedy="pip install 'fasttrain[nvml]': driver, clocks, power and errors, here and in a run's metrics",
-        )
+        remedy = "pip install 'fasttrain[nvml]': driver, clocks, power and errors, here and in a run's metrics"
+        yield MachineFinding("NVML", "nvidia-ml-py is not installed", "missing", remedy)
         for index in range(seen):
             yield MachineFinding(f"GPU {index}", torch.cuda.get_device_name(index))
         yield from _usable(seen, max(seen, int(driver.exists())))
@@ -171,15 +147,8 @@ def cards(driver: Path = DRIVER) -> Iterator[MachineFinding]:
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
-        if driver.exists() or seen:
-            yield MachineFinding(
-                "driver",
-                f"NVML: {error}",
-                level="broken",
-                remedy="nvidia-smi, as any user, must list the GPUs; reboot after an update of the driver",
-            )
-        else:
-            yield MachineFinding("GPUs", "none: runs are on the CPU", figure=0)
+        remedy = "nvidia-smi, as any user, must list the GPUs; reboot after an update of the driver"
+        yield MachineFinding("driver", f"NVML: {error}", "broken", remedy) if driver.exists() or seen else none
         return
     yield MachineFinding("GPUs", str(count), figure=count)
     cuda = _ask(nvml, nvml.nvmlSystemGetCudaDriverVersion)
@@ -202,10 +171,8 @@ def _usable(seen: int, installed: int) -> Iterator[MachineFinding]:
     elif torch.version.cuda is None and torch.version.hip is None:
         remedy = f"torch {torch.__version__} is built without CUDA: install its CUDA build, as pytorch.org says"
     else:
-        remedy = (
-            f"torch is built for CUDA {torch.version.cuda}: update the driver, or install a build for an older CUDA"
-        )
-    yield MachineFinding("visible GPUs", f"torch sees {seen} of {installed}", level="broken", remedy=remedy)
+        remedy = f"torch is built for CUDA {torch.version.cuda}: update the driver, or install torch for an older CUDA"
+    yield MachineFinding("visible GPUs", f"torch sees {seen} of {installed}", "broken", remedy)
 
 
 def _card(nvml: Any, index: int) -> Iterator[MachineFinding]:
@@ -214,48 +181,31 @@ def _card(nvml: Any, index: int) -> Iterator[MachineFinding]:
     def ask(function: str, *arguments: Any) -> Any:
         return _ask(nvml, getattr(nvml, function), gpu, *arguments)
 
-    def finding(name: str, value: str, remedy: str, *, broken: bool = False) -> MachineFinding:
-        level: Level = "broken" if broken else "warning"
-        return MachineFinding(f"GPU {index} {name}", value, level=level, remedy=remedy)
+    def finding(name: str, value: str, remedy: str, level: Level = "warning") -> MachineFinding:
+        return MachineFinding(f"GPU {index} {name}", value, level, remedy)
 
     name, memory = _text(ask("nvmlDeviceGetName")), ask("nvmlDeviceGetMemoryInfo")
     known = gpu_of_device(name)
     rate = f"{known.half / 1e12:,.0f} TFLOP/s in bf16" if known else "not in gpus.toml, so that its rate is measured"
     limit, usual = ask("nvmlDeviceGetPowerManagementLimit"), ask("nvmlDeviceGetPowerManagementDefaultLimit")
-    parts = [
-        name,
-        memory_size(memory.total) if memory else "",
-        rate,
-        f"{limit / 1000:.0f} W" if limit else "",
-        _links(nvml, ask),
-    ]
+    links = [ask("nvmlDeviceGetNvLinkState", link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
+    active = links.count(nvml.NVML_FEATURE_ENABLED)
+    size, power = memory_size(memory.total) if memory else "", f"{limit / 1000:.0f} W" if limit else ""
+    parts = [name, size, rate, power, f"{active} NVLinks" if active else "no NVLink"]
     yield MachineFinding(f"GPU {index}", ", ".join(filter(None, parts)))
     if memory and memory.used > IN_USE:
         yield finding("memory", f"{memory_size(memory.used)} are in use already", "nvidia-smi shows by which process")
     if limit and usual and limit < usual:
-        yield finding(
-            "power",
-            f"limited to {limit / 1000:.0f} of {usual / 1000:.0f} W",
-            f"nvidia-smi -i {index} -pl {usual // 1000}",
-        )
+        value = f"limited to {limit / 1000:.0f} of {usual / 1000:.0f} W"
+        yield finding("power", value, f"nvidia-smi -i {index} -pl {usual // 1000}")
     if reasons := _throttled(nvml, ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0):
-        yield finding(
-            "clocks", f"lowered now: {reasons}", "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; look at cooling"
-        )
-    errors = ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
-    if errors:
-        yield finding(
-            "ECC",
-            f"{errors} uncorrected memory errors since the driver was loaded",
-            f"nvidia-smi -i {index} -r (or reboot); if they return, the card has to be replaced",
-            broken=True,
-        )
-
-
-def _links(nvml: Any, ask: Callable[..., Any]) -> str:
-    states = [ask("nvmlDeviceGetNvLinkState", link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
-    active = sum(state == nvml.NVML_FEATURE_ENABLED for state in states)
-    return f"{active} NVLinks" if active else "no NVLink"
+        remedy = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; look at cooling"
+        yield finding("clocks", f"lowered now: {reasons}", remedy)
+    kinds = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+    if errors := ask("nvmlDeviceGetTotalEccErrors", *kinds):
+        value = f"{errors} uncorrected memory errors since the driver was loaded"
+        remedy = f"nvidia-smi -i {index} -r (or reboot); if they return, the card has to be replaced"
+        yield finding("ECC", value, remedy, "broken")
 
 
 def _throttled(nvml: Any, reasons: int) -> str:
@@ -277,10 +227,3 @@ def _ask(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
 
 def _text(name: Any) -> str:
     return name.decode() if isinstance(name, bytes) else str(name)
-
-
-def _nvml() -> Any:
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError:
-        return None

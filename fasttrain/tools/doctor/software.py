@@ -1,7 +1,5 @@
 """Versions, the compiler, optional packages, and the variables that NCCL, CUDA and torch listen to."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os
@@ -51,42 +49,32 @@ SUSPICIOUS: dict[str, tuple[tuple[str, ...] | None, str]] = {
 def versions(settings: config.Config, *, on_gpu: bool) -> Iterator[MachineFinding]:
     """Versions of what a run is made of, the compiler, and optional packages."""
     yield MachineFinding("fasttrain", f"{fasttrain.__version__}, Python {platform.python_version()}")
-    build = (
-        f"CUDA {torch.version.cuda}"
-        if torch.version.cuda
-        else f"ROCm {torch.version.hip}"
-        if torch.version.hip
-        else "CPU"
-    )
-    nccl = ""
-    if torch.version.cuda and torch.distributed.is_nccl_available():
+    cuda, rocm, nccl = torch.version.cuda, torch.version.hip, ""
+    build = f"CUDA {cuda}" if cuda else f"ROCm {rocm}" if rocm else "CPU"
+    if cuda and torch.distributed.is_nccl_available():
         nccl = ", NCCL " + ".".join(map(str, torch.cuda.nccl.version()))
     yield MachineFinding("torch", f"{torch.__version__}, built for {build}{nccl}")
-    yield _package(
-        "triton", "triton", level="broken", remedy="pip install 'triton>=3.7': the kernel library imports it"
-    )
+    yield _package("triton", "triton", "broken", "pip install 'triton>=3.7': the kernel library imports it")
     if on_gpu:
         remedy = "pip install 'fasttrain[flash]' (needs nvcc): a further attention backend, the fastest on many GPUs"
-        yield _package("flash-attn", "flash-attn", level="missing", remedy=remedy)
-    elif _version("flash-attn"):
-        yield MachineFinding("flash-attn", f"{_version('flash-attn')}; not used on a CPU")
+        yield _package("flash-attn", "flash-attn", "missing", remedy)
     else:
-        yield MachineFinding("flash-attn", "not installed; not used on a CPU")
+        yield MachineFinding("flash-attn", f"{_version('flash-attn') or 'not installed'}; not used on a CPU")
     yield _compiler(settings, on_gpu=on_gpu)
     for extra, (package, purpose) in EXTRAS.items():
         needed = extra == "wandb" and bool(settings.log.wandb)
-        remedy = f"pip install 'fasttrain[{extra}]': {purpose}"
-        yield _package(extra, package, level="broken" if needed else "missing", remedy=remedy)
+        level: Level = "broken" if needed else "missing"
+        yield _package(extra, package, level, f"pip install 'fasttrain[{extra}]': {purpose}")
 
 
 def variables(environment: Mapping[str, str], interfaces: Path = Path("/sys/class/net")) -> Iterator[MachineFinding]:
     """All that are set, and what the unusual ones do."""
     found = {name: value for name, value in sorted(environment.items()) if name.startswith(PREFIXES)}
     for name, value in found.items():
-        meaning = _meaning(name, value, interfaces)
-        level: Level = "warning" if meaning else "ok"
-        remedy = f"unset {name}, unless you mean it: {meaning}" if meaning else ""
-        yield MachineFinding(name, value or '""', level=level, remedy=remedy)
+        if meaning := _meaning(name, value, interfaces):
+            yield MachineFinding(name, value or '""', "warning", f"unset {name}, unless you mean it: {meaning}")
+        else:
+            yield MachineFinding(name, value or '""')
     if not found:
         yield MachineFinding("variables", f"none of {', '.join(f'{p}*' for p in PREFIXES)} is set")
 
@@ -116,33 +104,27 @@ def _compiler(settings: config.Config, *, on_gpu: bool) -> MachineFinding:
         why = "parallel.compile is on, and needs it" if wanted == "on" else "blocks are compiled for long runs"
         remedy = f"apt-get install g++ python3-dev: {why}"
     if missing:
-        return MachineFinding("compiler", missing, level=level, remedy=remedy)
-    return MachineFinding("compiler", _first_line(found))
-
-
-def _first_line(program: str) -> str:
+        return MachineFinding("compiler", missing, level, remedy)
     try:
-        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+        said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return program
-    return said.splitlines()[0] if said else program
+        said = ""
+    return MachineFinding("compiler", said.splitlines()[0] if said else found)
 
 
-def _package(name: str, package: str, *, level: Level, remedy: str) -> MachineFinding:
+def _package(name: str, package: str, level: Level, remedy: str) -> MachineFinding:
     if version := _version(package):
         return MachineFinding(name, version if name == package else f"{package} {version}")
-    return MachineFinding(name, f"{package} is not installed", level=level, remedy=remedy)
+    return MachineFinding(name, f"{package} is not installed", level, remedy)
 
 
 def _version(package: str) -> str:
     """Empty: it is not installed."""
-    module = {"flash-attn": "flash_attn", "ml-dtypes": "ml_dtypes"}.get(package, package)
     try:
-        if importlib.util.find_spec(module) is None:
+        if importlib.util.find_spec(package.replace("-", "_")) is None:
             return ""
-    except (ImportError, ValueError):  # ValueError: it is None in sys.modules
-        return ""
-    try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "of unknown version"
+    except (ImportError, ValueError):  # ValueError: it is None in sys.modules
+        return ""

@@ -4,8 +4,7 @@ No table knows the machine that this runs on, and two seconds of measuring do. A
 at most 2,048 tokens; its time for the others, and for the other blocks, is by proportion.
 """
 
-from __future__ import annotations
-
+import math
 import os
 import statistics
 import time
@@ -20,7 +19,7 @@ from fasttrain.distributed.runtime import DTYPES, keep_freed_memory
 from fasttrain.flops import block_shapes, flops_per_token, num_parameters
 from fasttrain.gpus import Gpu
 from fasttrain.metrics import used_memory
-from fasttrain.optim import clip, make_optimizer
+from fasttrain.optim.optimizer import clip, make_optimizer
 from fasttrain.tools.plan.estimate import Plan, precision_of
 from fasttrain.tools.plan.memory import memory
 from fasttrain.tools.plan.sizes import Stated, sizes
@@ -64,191 +63,155 @@ def estimate_on_cpu(
 ) -> Plan:
     """The plan of a run on this machine's CPU."""
     precision = precision_of(settings.parallel, cpu=True)
-    run = sizes(settings, vocab=vocab, stated=stated)
     of_cpu = partial(memory, vocab=vocab, precision=precision, device="cpu", process=process, compiled=compiled)
     return Plan(
         settings=settings,
         hardware=cpu_hardware(),
         precision=precision,
         compiled=compiled,
-        sizes=run,
+        sizes=sizes(settings, vocab=vocab, stated=stated),
         memory=of_cpu(settings),
         plain_loss=of_cpu(settings, loss="plain"),
-        speed=cpu_speed(settings, vocab=vocab, precision=precision, compiled=compiled, clock=clock),
+        speed=_MeasuredStep(settings, vocab, DTYPES[precision], clock).speed(compiled=compiled),
         measured=True,
     )
 
 
-def cpu_speed(
-    settings: config.Config,
-    *,
-    vocab: int,
-    precision: str = "fp32",
-    compiled: bool = False,
-    clock: Clock = time.perf_counter,
-) -> SpeedEstimate:
-    """Measure a step, with this process's number of threads."""
-    keep_freed_memory()  # as the trainer does
-    timer = _Timer(clock)
-    model, batch, T = settings.model, settings.batch, settings.data.sequence
-    dtype = DTYPES[precision]
-    sequences = min(batch.micro, max(TOKENS // T, 1))
-    M = sequences * T
-    micros = batch.sequences / sequences  # of what is measured, in a step
-    L, recompute = model.layers, settings.parallel.recompute
-    matmuls = sum(_matmul(timer, M, K, N, dtype, again=recompute == "full") for K, N in block_shapes(model))
-    documents = settings.data.document_mask
-    streaming, streaming_forward = _streaming(timer, model, sequences, T, dtype, documents=documents)
-    attending, attending_forward = _attention(timer, model, sequences, T, dtype, documents=documents)
-    if recompute != "none":
-        streaming += streaming_forward
-    if recompute == "full":
-        attending += attending_forward
-    accumulating = max(batch.sequences // batch.micro - 1, 0) * _accumulation(timer, settings, vocab)
-    parts = {
-        "matmuls": micros * L * matmuls,
-        "attention": micros * L * attending,
-        "streaming": micros * L * streaming * (COMPILED if compiled else 1.0) + accumulating,
-        "loss": micros * _loss(timer, model, vocab, M, dtype),
-        "optimizer": _optimizer(timer, settings, vocab),
-    }
-    flops = flops_per_token(model, vocab, T)
-    return SpeedEstimate(
-        parts=parts, tokens=batch.sequences * T, flops=flops, peak=_peak(timer, model, M, dtype), band=BAND
-    )
+class _MeasuredStep:
+    """A step to be measured, with this process's number of threads."""
 
-
-def _matmul(seconds: _Timer, M: int, K: int, N: int, dtype: torch.dtype, *, again: bool) -> float:
-    x, weight, dout = torch.randn(M, K, dtype=dtype), torch.randn(N, K, dtype=dtype), torch.randn(M, N, dtype=dtype)
-    forward = seconds(lambda: linear(x, weight))
-    return (2 if again else 1) * forward + seconds(lambda: (linear(dout, weight.t()), linear(dout.t(), x.t())))
-
-
-def _peak(seconds: _Timer, model: config.ModelConfig, M: int, dtype: torch.dtype) -> float:
-    """FLOP/s of the run's largest product: what its MFU is of."""
-    K, N = max(block_shapes(model), key=lambda sides: sides[0] * sides[1])
-    x, weight = torch.randn(M, K, dtype=dtype), torch.randn(N, K, dtype=dtype)
-    return 2 * M * K * N / seconds(lambda: x @ weight.t())
-
-
-def _streaming(
-    seconds: _Timer, model: config.ModelConfig, B: int, T: int, dtype: torch.dtype, *, documents: bool
-) -> tuple[float, float]:
-    """Two norms, the rotation and swiglu of a block: forward and backward, and forward alone."""
-    C, F, D = model.hidden, model.ffn, model.head_dim
-
-    def leaf(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=dtype, requires_grad=True)
-
-    x, residual, weight = leaf(B, T, C), leaf(B, T, C), leaf(C)
-    packed = leaf(B, T, 2 * F)
-    heads = leaf(B, T, model.heads + 2 * model.kv_heads, D)
-    q_norm, k_norm = (leaf(D), leaf(D)) if model.qk_norm else (None, None)
-    cos, sin = rotary_table(T, D, theta=model.rope_theta)
-    positions = torch.arange(T).repeat(B, 1) if documents else None
-    sizes = [model.heads, model.kv_heads, model.kv_heads]
-
-    def norm() -> tuple[Tensor, ...]:
-        return add_rms_norm(x, residual, weight)
-
-    def rotation() -> tuple[Tensor, ...]:
-        q, k, v = heads.split(sizes, dim=-2)
-        return *qk_norm_rope(q, k, q_norm, k_norm, cos, sin, positions=positions), v
-
-    def gate() -> tuple[Tensor, ...]:
-        return (swiglu(packed),)
-
-    norms, rotations, gates = (seconds.with_backward(op) for op in (norm, rotation, gate))
-    return 2 * norms[0] + rotations[0] + gates[0], 2 * norms[1] + rotations[1] + gates[1]
-
-
-def _attention(
-    seconds: _Timer, model: config.ModelConfig, B: int, T: int, dtype: torch.dtype, *, documents: bool
-) -> tuple[float, float]:
-    shapes = [(B, T, n, model.head_dim) for n in (model.heads, model.kv_heads, model.kv_heads)]
-    q, k, v = (torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes)
-    ends = torch.arange(0, B * T + 1, T, dtype=torch.int32) if documents else None
-    return seconds.with_backward(lambda: (attention(q, k, v, cu_seqlens=ends),))
-
-
-def _loss(seconds: _Timer, model: config.ModelConfig, vocab: int, M: int, dtype: torch.dtype) -> float:
-    """The head with its loss, and the embedding, whose gradient is as large."""
-    hidden = torch.randn(M, model.hidden, dtype=dtype, requires_grad=True)
-    weight = torch.randn(vocab, model.hidden, dtype=dtype, requires_grad=True)
-    targets = torch.randint(vocab, (M,))
-    table = nn.Embedding(vocab, model.hidden, dtype=dtype)
-
-    def head() -> None:
-        hidden.grad = weight.grad = None
-        linear_cross_entropy(hidden, weight, targets, reduction="sum").backward()
-
-    def embedding() -> None:
-        table.weight.grad = None
-        table(targets).backward(hidden.detach())
-
-    return seconds(head) + seconds(embedding)
-
-
-def _optimizer(seconds: _Timer, settings: config.Config, vocab: int) -> float:
-    """Clipping and the update of a block's parameters, for as many as there are."""
-    model = settings.model
-
-    class OneBlock(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList([nn.Linear(K, N, bias=False) for K, N in block_shapes(model)])
-
-    block = OneBlock()
-    optimizer = make_optimizer(block, settings.optim, torch.device("cpu"))
-    for parameter in block.parameters():
-        parameter.grad = torch.randn_like(parameter)
-
-    def update() -> None:
-        clip(block.parameters(), settings.optim.clip)
-        optimizer.step()
-
-    measured = sum(parameter.numel() for parameter in block.parameters())
-    return seconds(update) * num_parameters(model, vocab).total / measured
-
-
-def _accumulation(seconds: _Timer, settings: config.Config, vocab: int) -> float:
-    """Adding a micro-batch's gradients to those before it."""
-    total, one = (torch.zeros(2**22) for _ in range(2))
-    return seconds(lambda: total.add_(one)) * num_parameters(settings.model, vocab).total / total.numel()
-
-
-class _Timer:
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
+    def __init__(self, settings: config.Config, vocab: int, dtype: torch.dtype, clock: Clock) -> None:
+        self.settings, self.model, self.vocab, self.dtype, self.clock = settings, settings.model, vocab, dtype, clock
+        self.T = settings.data.sequence
+        self.B = min(settings.batch.micro, max(TOKENS // self.T, 1))
+        self.M = self.B * self.T
+        self.parameters = num_parameters(self.model, vocab).total
         self.other_memory = torch.zeros(2**23)  # more than caches hold
 
-    def with_backward(self, op: Callable[[], tuple[Tensor, ...]]) -> tuple[float, float]:
-        """Seconds of forward and backward, and of forward alone.
+    def speed(self, *, compiled: bool) -> SpeedEstimate:
+        keep_freed_memory()  # as the trainer does
+        batch, recompute = self.settings.batch, self.settings.parallel.recompute
+        micros = batch.sequences / self.B  # of what is measured, in a step
+        again = recompute == "full"
+        blocks = micros * self.model.layers
+        matmuls = sum(self.matmul(K, N, again=again) for K, N in block_shapes(self.model))
+        streaming, streaming_forward = self.streaming()
+        attention, attention_forward = self.attention()
+        streaming += streaming_forward if recompute != "none" else 0.0
+        accumulating = max(batch.sequences // batch.micro - 1, 0) * self.accumulation()
+        parts = {
+            "matmuls": blocks * matmuls,
+            "attention": blocks * (attention + again * attention_forward),
+            "streaming": blocks * streaming * (COMPILED if compiled else 1.0) + accumulating,
+            "loss": micros * self.loss(),
+            "optimizer": self.optimizer(),
+        }
+        tokens, flops = batch.sequences * self.T, flops_per_token(self.model, self.vocab, self.T)
+        return SpeedEstimate(parts=parts, tokens=tokens, flops=flops, peak=self.peak(), band=BAND)
 
-        What forward saved has left the caches by the time of backward: between the two, other memory is touched.
-        """
-        forward: list[float] = []
-        backward: list[float] = []
-        end = time.perf_counter() + 2 * _SECONDS
-        while len(forward) < 4 or (time.perf_counter() < end and len(forward) < 50):
-            begin = self.clock()
-            outputs = op()
-            forward.append(self.clock() - begin)
-            gradients = [torch.ones_like(output) for output in outputs]
-            self.other_memory.add_(1)
-            begin = self.clock()
-            torch.autograd.backward(outputs, gradients)
-            backward.append(self.clock() - begin)
-        first = statistics.median(forward[1:])
-        return first + statistics.median(backward[1:]), first
+    def matmul(self, K: int, N: int, *, again: bool) -> float:
+        x, weight, dout = self.random(self.M, K), self.random(N, K), self.random(self.M, N)
+        forward = self.seconds(lambda: linear(x, weight))
+        backward = self.seconds(lambda: (linear(dout, weight.t()), linear(dout.t(), x.t())))
+        return (1 + again) * forward + backward
 
-    def __call__(self, op: Callable[[], object]) -> float:
-        """The median of a few calls after one that does not count."""
-        op()
-        taken: list[float] = []
-        end = time.perf_counter() + _SECONDS
-        while len(taken) < 3 or (time.perf_counter() < end and len(taken) < 50):
+    def peak(self) -> float:
+        """FLOP/s of the run's largest product: what its MFU is of."""
+        K, N = max(block_shapes(self.model), key=math.prod)
+        x, weight = self.random(self.M, K), self.random(N, K)
+        return 2 * self.M * K * N / self.seconds(lambda: x @ weight.t())
+
+    def streaming(self) -> tuple[float, float]:
+        """Two norms, the rotation and swiglu of a block: forward and backward, and forward alone."""
+        model, B, T, C, D = self.model, self.B, self.T, self.model.hidden, self.model.head_dim
+        x, residual, weight, packed = map(self.leaf, ((B, T, C), (B, T, C), (C,), (B, T, 2 * model.ffn)))
+        heads = self.leaf((B, T, model.heads + 2 * model.kv_heads, D))
+        q_norm, k_norm = (self.leaf((D,)), self.leaf((D,))) if model.qk_norm else (None, None)
+        cos, sin = rotary_table(T, D, theta=model.rope_theta)
+        positions = torch.arange(T).repeat(B, 1) if self.settings.data.document_mask else None
+
+        def rotation() -> tuple[Tensor, ...]:
+            q, k, v = heads.split([model.heads, model.kv_heads, model.kv_heads], dim=-2)
+            return *qk_norm_rope(q, k, q_norm, k_norm, cos, sin, positions=positions), v
+
+        norms = self.with_backward(lambda: add_rms_norm(x, residual, weight))
+        rotations, gates = self.with_backward(rotation), self.with_backward(lambda: (swiglu(packed),))
+        return 2 * norms[0] + rotations[0] + gates[0], 2 * norms[1] + rotations[1] + gates[1]
+
+    def attention(self) -> tuple[float, float]:
+        model = self.model
+        q, k, v = (self.leaf((self.B, self.T, n, model.head_dim)) for n in (model.heads, *[model.kv_heads] * 2))
+        documents = self.settings.data.document_mask
+        ends = torch.arange(0, self.M + 1, self.T, dtype=torch.int32) if documents else None
+        return self.with_backward(lambda: (attention(q, k, v, cu_seqlens=ends),))
+
+    def loss(self) -> float:
+        """The head with its loss, and the embedding, whose gradient is as large."""
+        C, targets = self.model.hidden, torch.randint(self.vocab, (self.M,))
+        hidden, weight = self.leaf((self.M, C)), self.leaf((self.vocab, C))
+        table = nn.Embedding(self.vocab, C, dtype=self.dtype)
+
+        def head() -> None:
+            hidden.grad = weight.grad = None
+            linear_cross_entropy(hidden, weight, targets, reduction="sum").backward()
+
+        def embedding() -> None:
+            table.weight.grad = None
+            table(targets).backward(hidden.detach())
+
+        return self.seconds(head) + self.seconds(embedding)
+
+    def optimizer(self) -> float:
+        """Clipping and the update of a block's parameters, for as many as there are."""
+        block, optim = nn.Module(), self.settings.optim
+        block.blocks = nn.ModuleList([nn.Linear(K, N, bias=False) for K, N in block_shapes(self.model)])
+        optimizer = make_optimizer(block, optim, torch.device("cpu"))
+        for parameter in block.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        seconds = self.seconds(lambda: (clip(block.parameters(), optim.clip), optimizer.step()))
+        return seconds * self.parameters / sum(parameter.numel() for parameter in block.parameters())
+
+    def accumulation(self) -> float:
+        """Adding a micro-batch's gradients to those before it."""
+        total, one = (torch.zeros(2**22) for _ in range(2))
+        return self.seconds(lambda: total.add_(one)) * self.parameters / total.numel()
+
+    def random(self, *shape: int) -> Tensor:
+        return torch.randn(shape, dtype=self.dtype)
+
+    def leaf(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, dtype=self.dtype, requires_grad=True)
+
+    def seconds(self, op: Callable[[], object]) -> float:
+        def once() -> tuple[float]:
             begin = self.clock()
             op()
-            taken.append(self.clock() - begin)
-        return statistics.median(taken)
+            return (self.clock() - begin,)
+
+        return _medians(once, _SECONDS)[0]
+
+    def with_backward(self, op: Callable[[], tuple[Tensor, ...]]) -> tuple[float, float]:
+        """Seconds of forward and backward, and of forward alone."""
+
+        def once() -> tuple[float, float]:
+            begin = self.clock()
+            outputs = op()
+            forward = self.clock() - begin
+            gradients = [torch.ones_like(output) for output in outputs]
+            self.other_memory.add_(1)  # what forward saved has left the caches by the time of backward
+            begin = self.clock()
+            torch.autograd.backward(outputs, gradients)
+            return forward, self.clock() - begin
+
+        forward, backward = _medians(once, 2 * _SECONDS)
+        return forward + backward, forward
+
+
+def _medians(once: Callable[[], tuple[float, ...]], seconds: float) -> list[float]:
+    """Of what a few calls return, after one that does not count."""
+    once()
+    found: list[tuple[float, ...]] = []
+    end = time.perf_counter() + seconds
+    while len(found) < 3 or (time.perf_counter() < end and len(found) < 50):
+        found.append(once())
+    return [statistics.median(each) for each in zip(*found, strict=True)]

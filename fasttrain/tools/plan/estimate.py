@@ -1,7 +1,5 @@
 """A plan: the arithmetic of a run, its memory, its time and money, in one object; and whether it can be."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,6 +16,9 @@ class Band(NamedTuple):
     value: float
     low: float
     high: float
+
+    def range(self, digits: int) -> str:
+        return f"{self.low:,.{digits}f} to {self.high:,.{digits}f}"
 
     def json(self) -> dict[str, float]:
         return {name: float(f"{number:.6g}") for name, number in self._asdict().items()}
@@ -38,10 +39,10 @@ class Plan:
     measured: bool = False  # the device was measured, and not looked up
 
     @property
-    def memory_band(self) -> Band:
-        """Tensors are counted; what the runtime takes beside them may be half as much or twice."""
-        runtime = self.memory.peak.parts["runtime"]
-        return Band(self.memory.bytes, self.memory.bytes - runtime / 2, self.memory.bytes + runtime)
+    def memory_gib(self) -> Band:
+        """GiB. Tensors are counted; what the runtime takes beside them may be half as much or twice."""
+        total, runtime = self.memory.bytes, self.memory.peak.parts["runtime"]
+        return Band(*(size / 2**30 for size in (total, total - runtime / 2, total + runtime)))
 
     @property
     def rate(self) -> Band:
@@ -81,7 +82,7 @@ class Plan:
     @property
     def warnings(self) -> tuple[str, ...]:
         found = list(self.sizes.warnings)
-        if self.fits and self.memory_band.high > self.hardware.memory:
+        if self.fits and self.memory_gib.high > self.hardware.memory / 2**30:
             found.append(
                 f"memory is tight: {memory_size(self.memory.bytes)} of {memory_size(self.hardware.memory)}, and the "
                 "runtime may take more; near the limit the allocator frees and retries, which takes time"
@@ -91,7 +92,6 @@ class Plan:
     def json(self) -> dict[str, Any]:
         """For scripts. Estimates come as value, low and high; what is exact, as a number."""
         parameters, run = self.sizes.parameters, self.sizes
-        memory = self.memory_band
         return {
             "parameters": parameters.total,
             "parameters_embedding": parameters.embedding,
@@ -105,7 +105,7 @@ class Plan:
             "checkpoint_bytes_held": run.disk_bytes,
             "gpu": self.hardware.gpu.name,
             "gpus": self.hardware.gpus,
-            "memory_gib": Band(*(size / 2**30 for size in memory)).json(),
+            "memory_gib": self.memory_gib.json(),
             "memory_limit_gib": self.hardware.memory / 2**30,
             "memory_parts_gib": {part: size / 2**30 for part, size in self.memory.peak.parts.items()},
             "memory_peak_at": self.memory.peak.name,
@@ -124,24 +124,21 @@ class Plan:
 
 def precision_of(parallel: config.ParallelConfig, *, cpu: bool = False) -> str:
     """As a run decides it."""
-    if parallel.precision != "auto":
-        return parallel.precision
-    return "fp32" if cpu else "bf16"
+    auto = "fp32" if cpu else "bf16"
+    return auto if parallel.precision == "auto" else parallel.precision
 
 
 def estimate(settings: config.Config, hardware: Hardware, *, vocab: int, stated: Stated = Stated()) -> Plan:  # noqa: B008
     """The plan of a run on GPUs."""
-    precision = precision_of(settings.parallel)
+    precision, dp_size = precision_of(settings.parallel), hardware.gpus
     compiled = settings.parallel.compile != "off"
-    dp_size = hardware.gpus
-    run = sizes(settings, vocab=vocab, dp_size=dp_size, stated=stated)
     work = work_of(settings, vocab=vocab, dp_size=dp_size, precision=precision, compiled=compiled)
     return Plan(
         settings=settings,
         hardware=hardware,
         precision=precision,
         compiled=compiled,
-        sizes=run,
+        sizes=sizes(settings, vocab=vocab, dp_size=dp_size, stated=stated),
         memory=memory(settings, vocab=vocab, dp_size=dp_size, precision=precision),
         plain_loss=memory(settings, vocab=vocab, dp_size=dp_size, precision=precision, loss="plain"),
         speed=speed(work, hardware),

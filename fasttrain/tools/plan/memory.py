@@ -16,14 +16,13 @@ next one; in backward the fp32 gradients of the block before, on their way. Test
 FSDPMemTracker (tests/fasttrain/tools/plan/tracked.py), and against the peak of real steps on a CPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from fasttrain import config
-from fasttrain.flops import block_matrices, num_parameters
+from fasttrain.flops import num_parameters, optimizer_bytes
+from fasttrain.optimizers import OPTIMIZERS
 from fasttrain_kernels import LossChunk, loss_chunk
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "loss", "fsdp", "runtime")
@@ -86,18 +85,16 @@ def memory(
     if process is None:
         process = CONTEXT + (COLLECTIVES if dp_size > 1 else 0)
     moments = list(step.moments())
-    if device == "cpu":
-        runtime = process + CPU_PROCESS + CPU_HEAP * max(moment.total for moment in moments) if process else 0.0
-        return MemoryEstimate(moments=tuple(replace(m, parts=m.parts | {"runtime": runtime}) for m in moments))
-    held = moments[0].total
-    return MemoryEstimate(
-        moments=tuple(
-            replace(
-                m, parts=m.parts | {"runtime": process + (FRAGMENTATION * max(m.total - held, 0) if process else 0)}
-            )
-            for m in moments
-        )
-    )
+    held, most = moments[0].total, max(moment.total for moment in moments)
+
+    def runtime(moment: Moment) -> float:
+        if not process:
+            return 0.0
+        if device == "cpu":
+            return process + CPU_PROCESS + CPU_HEAP * most
+        return process + FRAGMENTATION * max(moment.total - held, 0)
+
+    return MemoryEstimate(moments=tuple(replace(m, parts=m.parts | {"runtime": runtime(m)}) for m in moments))
 
 
 def planned_chunk(tokens: int, hidden: int, vocab: int, *, precision: str, device: str) -> LossChunk:
@@ -114,180 +111,120 @@ class _StepMemory:
         model, parallel, batch = settings.model, settings.parallel, settings.batch
         self.model, self.parallel, self.device, self.vocab = model, parallel, device, vocab
         self.plain = loss == "plain"
+        self.precision, self.a = precision, ITEMSIZE[precision]
+        self.M, self.L, self.C, self.F = batch.micro * settings.data.sequence, model.layers, model.hidden, model.ffn
+        self.H, self.K = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        self.lse = 4 * model.heads * (2 if self.a == 4 and device == "cpu" else 1)  # bytes of a token
         # The CPU implementation of swiglu's gradient has three intermediate results, unless the compiler fuses them
         self.intermediate = 3 * model.ffn if device == "cpu" and not compiled else 0
-        self.precision, self.a = precision, ITEMSIZE[precision]
-        self.M = batch.micro * settings.data.sequence
-        self.micro_batches = max(batch.sequences // (batch.micro * dp_size), 1)
-        self.L = model.layers
         # fasttrain.distributed.parallelize leaves a single fp32 rank alone: nothing is gathered or cast
         self.sharded = dp_size > 1 or precision != "fp32"
         self.S = max(dp_size // parallel.dp_replicate, 1)
         counts = num_parameters(model, vocab)
-        self.P = counts.total
-        self.P_block = counts.blocks // model.layers
-        self.P_root = counts.total - counts.blocks
-        self.P_head = vocab * model.hidden
-        matrices = model.layers * block_matrices(model)
-        self.states = 8 * self.P - (4 * matrices if settings.optim.kind == "muon" else 0)
-        # Muon brings a round of whole matrices together and iterates on one of them: three of its size
-        largest = 2 * model.hidden * model.ffn
-        self.update = 4 * largest * self.a if settings.optim.kind == "muon" else 0.0
-        self.dropout = model.dropout > 0
+        self.P, self.P_block, self.P_root = counts.total, counts.blocks // model.layers, counts.total - counts.blocks
+        self.head = self.a * vocab * model.hidden  # the gradient of the head, there from the backward of the loss on
+        self.states = optimizer_bytes(model, vocab, settings.optim.kind)
+        self.update = OPTIMIZERS[settings.optim.kind].whole_matrices * 2 * model.hidden * model.ffn * self.a
         self.table = 4 * model.head_dim * settings.data.sequence  # cosines and sines
+        # FSDP: the root's weights, a block's, and all those that are not given back after their forward
+        self.root, self.block = (self.a * size if self.sharded else 0.0 for size in (self.P_root, self.P_block))
+        self.kept = 0.0 if parallel.reshard_after_forward else self.block * self.L
+        # Gradients of earlier micro-batches: whole in fp32, or their shards where every micro-batch reduces
+        several = batch.sequences // (batch.micro * dp_size) > 1
+        self.accumulated = several * 4 * self.P / (1 if parallel.grad_reduce == "last" else self.S)
 
-    # Elements of a token
+    # Bytes of a block
 
     @property
     def block_saved(self) -> float:
-        """That a block keeps between its forward and its backward, in bytes."""
-        m, C = self.model, self.model.hidden
-        H, K, F = m.heads * m.head_dim, m.kv_heads * m.head_dim, m.ffn
-        lse = 4 * m.heads * (2 if self.a == 4 and self.device == "cpu" else 1)
-        masks = 2 * C if self.dropout else 0
+        """Kept between its forward and its backward."""
+        a, C, H, K, F = self.a, self.C, self.H, self.K, self.F
         if self.parallel.recompute == "full":
-            return self.M * (self.a * 2 * C)
+            return self.M * (a * 2 * C)
         if self.parallel.recompute == "selective":
-            return self.M * (self.a * (4 * C + 2 * H + 2 * K + 2 * F) + lse)
-        return self.M * (self.a * (4 * C + 3 * (H + K) + 3 * F) + lse + 8 + masks)
+            return self.M * (a * (4 * C + 2 * H + 2 * K + 2 * F) + self.lse)
+        masks = 2 * C if self.model.dropout > 0 else 0
+        return self.M * (a * (4 * C + 3 * (H + K) + 3 * F) + self.lse + 8 + masks)
 
     @property
     def block_forward(self) -> float:
-        """Bytes of the block at work at its last product."""
-        m = self.model
-        passing = self.M * self.a * (3 * m.hidden + 3 * m.ffn)
+        """At work at its last product."""
+        passing = self.M * self.a * (3 * self.C + 3 * self.F)
         return passing if self.parallel.recompute == "full" else max(self.block_saved, passing)
 
     @property
     def block_backward(self) -> float:
-        """Bytes of the block at work at the gradient of swiglu, instead of block_saved."""
-        m, C = self.model, self.model.hidden
-        H, K, F = m.heads * m.head_dim, m.kv_heads * m.head_dim, m.ffn
-        recomputed = 0 if self.parallel.recompute == "none" else C  # the residual stream that came in
-        lse = 4 * m.heads * (2 if self.a == 4 and self.device == "cpu" else 1)
-        return self.M * (self.a * (4 * C + recomputed + 3 * (H + K) + 5 * F + self.intermediate) + lse + 4)
+        """At work at the gradient of swiglu, instead of block_saved."""
+        inputs = 4 if self.parallel.recompute == "none" else 5  # recomputed: the residual stream that came in
+        elements = inputs * self.C + 3 * (self.H + self.K) + 5 * self.F + self.intermediate
+        return self.M * (self.a * elements + self.lse + 4)
 
     @property
     def block_end(self) -> float:
         """The same at the end of a block's backward: qkv's input and the gradients around it."""
-        m, C = self.model, self.model.hidden
-        H, K = m.heads * m.head_dim, m.kv_heads * m.head_dim
-        return self.M * self.a * (4 * C + 2 * K + H)
+        return self.M * self.a * (4 * self.C + 2 * self.K + self.H)
 
     # Moments
 
     def moments(self) -> Iterator[Moment]:
-        a, M, C, L = self.a, self.M, self.model.hidden, self.L
-        gathered = a * self.P_root if self.sharded else 0.0
-        block = a * self.P_block if self.sharded else 0.0
-        kept = 0.0 if self.parallel.reshard_after_forward or not self.sharded else a * (self.P - self.P_root)
-        # The embedding's output, which the first norm saves; a recomputed first block keeps it anyway
-        stream = 4 * M + (M * a * C if self.parallel.recompute == "none" else 0)
-        batch = 3 * 8 * M
-        several = self.micro_batches > 1
-        accumulated = self._accumulated if several else 0.0
+        L, stream = self.L, self.M * self.a * self.C
+        # The batch, and the embedding's output, which the first norm saves; a recomputed first block keeps it anyway
+        below = 3 * 8 * self.M + 4 * self.M + (stream if self.parallel.recompute == "none" else 0)
         yield self._at("between steps")
         for l in range(L):
             yield self._at(
                 f"forward of block {l + 1}",
-                activations=batch + stream + l * self.block_saved + self.block_forward,
-                gradients=accumulated,
-                fsdp=gathered + (kept * (l + 1) / L if kept else min(2, L - l) * block),
+                activations=below + l * self.block_saved + self.block_forward,
+                gradients=self.accumulated,
+                fsdp=self.root + (self.kept * (l + 1) / L if self.kept else min(2, L - l) * self.block),
             )
-        saved = batch + stream + L * self.block_saved
-        yield self._at(
-            "loss",
-            activations=saved + M * a * C,
-            loss=self._loss_forward(),
-            gradients=accumulated,
-            fsdp=gathered + kept,
-        )
-        yield self._at(
-            "backward of the loss",
-            activations=saved,
-            loss=self._loss_backward(),
-            gradients=accumulated,
-            fsdp=gathered + (kept or block),
-        )
-        yield from self._backward(batch + stream, gathered, block, kept, accumulated)
-        yield self._at("optimizer", gradients=4 * self.P / self.S if self.sharded else 4 * self.P, fsdp=self.update)
-
-    def _backward(
-        self, below: float, gathered: float, block: float, kept: float, accumulated: float
-    ) -> Iterator[Moment]:
-        a, L, M, C = self.a, self.L, self.M, self.model.hidden
-        head = self._head_gradient
+        saved, gradients = below + L * self.block_saved, self.accumulated
+        loss, fsdp = self._loss_forward(), self.root + self.kept
+        yield self._at("loss", activations=saved + stream, loss=loss, gradients=gradients, fsdp=fsdp)
+        loss, fsdp = self._loss_backward(), self.root + (self.kept or self.block)
+        yield self._at("backward of the loss", activations=saved, loss=loss, gradients=gradients, fsdp=fsdp)
         if self.sharded and self.model.tied_head:
-            below += M * a * C  # the gradient of the last norm stays until that of the embedding is there
+            below += stream  # the gradient of the last norm stays until that of the embedding is there
         for l in reversed(range(L)):
-            done = L - 1 - l
-            waiting = 4 * self.P_block if self.sharded and done else 0.0  # the fp32 gradients of the block before
-            next_block = 0.0 if kept else block * (l > 0)
-            reduced = self._reduced(done, accumulated)
-            down = a * C * self.model.ffn
-            saved = below + l * self.block_saved
-            middle = dict(
-                activations=saved + self.block_backward,
-                gradients=reduced + head + down,
-                fsdp=gathered + (kept or block) + next_block + waiting,
-            )
-            end = dict(
-                activations=saved + self.block_end,
-                gradients=reduced + head + (a if self.sharded else 4) * self.P_block,
-                fsdp=gathered + (kept or block) + next_block + waiting,
-            )
-            reduce = dict(
-                activations=saved + 2 * M * a * C,
-                gradients=reduced + head + a * self.P_block + 4 * self.P_block / self.S,
-                fsdp=gathered + kept + next_block + 4 * self.P_block,
-            )
-            which = [middle, end, reduce] if self.sharded else [middle, end]
-            parts = max(which, key=lambda parts: sum(parts.values()))
-            yield self._at(f"backward of block {l + 1}", **parts)
-        embedding = a * self.P_head
-        tied = self.model.tied_head
+            yield self._at(f"backward of block {l + 1}", **self._backward(l, below + l * self.block_saved))
+        # A tied embedding has its gradient of the look-up beside that of the head, until they are added: FSDP does so
+        gradients = self._reduced(L) + (1 if self.sharded and self.model.tied_head else 2) * self.head
         if self.sharded:
-            yield self._at(
-                "reduction of the root",
-                activations=M * a * C,
-                gradients=self._reduced(L, accumulated)
-                + (embedding if tied else 2 * embedding)
-                + 4 * self.P_root / self.S,
-                fsdp=4 * self.P_root + gathered,
-            )
+            gradients += 4 * self.P_root / self.S
+            fsdp = 4 * self.P_root + self.root
+            yield self._at("reduction of the root", activations=stream, gradients=gradients, fsdp=fsdp)
         else:
-            # A tied embedding has its gradient of the look-up beside that of the head, until they are added
-            yield self._at(
-                "gradient of the embedding",
-                activations=M * a * C,
-                gradients=self._reduced(L, accumulated) + head + embedding,
-            )
+            yield self._at("gradient of the embedding", activations=stream, gradients=gradients)
+        yield self._at("optimizer", gradients=4 * self.P / self.S, fsdp=self.update)
+
+    def _backward(self, l: int, saved: float) -> dict[str, float]:
+        """The parts of a block's backward where it holds most."""
+        a, P_block, done = self.a, self.P_block, self.L - 1 - l
+        gradients = self._reduced(done) + self.head
+        next_block = 0.0 if self.kept else self.block * (l > 0)
+        waiting = 4 * P_block if self.sharded and done else 0.0  # the fp32 gradients of the block before
+        fsdp = self.root + (self.kept or self.block) + next_block + waiting
+        down = a * self.C * self.F
+        found = [
+            dict(activations=saved + self.block_backward, gradients=gradients + down, fsdp=fsdp),
+            dict(activations=saved + self.block_end, gradients=gradients + a * P_block, fsdp=fsdp),
+        ]
+        if self.sharded:  # its gradients are reduced
+            activations, shard = saved + 2 * self.M * a * self.C, 4 * P_block / self.S
+            fsdp = self.root + self.kept + next_block + 4 * P_block
+            found.append(dict(activations=activations, gradients=gradients + a * P_block + shard, fsdp=fsdp))
+        return max(found, key=lambda parts: sum(parts.values()))
 
     def _at(self, name: str, **parts: float) -> Moment:
-        S = self.S if self.sharded else 1
-        always = {"parameters": 4 * self.P / S, "optimizer": self.states / S, "activations": self.table}
+        always = {"parameters": 4 * self.P / self.S, "optimizer": self.states / self.S, "activations": self.table}
         return Moment(name=name, parts={part: always.get(part, 0.0) + parts.get(part, 0.0) for part in PARTS})
 
-    @property
-    def _accumulated(self) -> float:
-        """Gradients of earlier micro-batches: whole in fp32, or their shards where every micro-batch reduces."""
-        if not self.sharded or self.parallel.grad_reduce == "last":
-            return 4 * self.P
-        return 4 * self.P / self.S
-
-    def _reduced(self, blocks: int, accumulated: float) -> float:
+    def _reduced(self, blocks: int) -> float:
         """Gradients that are there once so many blocks have had their backward, that of the head aside."""
-        if not self.sharded:
-            return max(accumulated, 4 * blocks * self.P_block)
-        shards = 4 * blocks * self.P_block / self.S
-        if accumulated and self.parallel.grad_reduce == "last":
-            return accumulated - 4 * blocks * self.P_block + shards
-        return max(accumulated, shards)
-
-    @property
-    def _head_gradient(self) -> float:
-        """The gradient of the head, there from the backward of the loss to the end."""
-        return self.a * self.P_head if self.sharded else 4 * self.P_head
+        whole = 4 * blocks * self.P_block
+        if self.accumulated and self.parallel.grad_reduce == "last":
+            return self.accumulated - whole + whole / self.S
+        return max(self.accumulated, whole / self.S)
 
     def _loss_forward(self) -> float:
         M, C, V = self.M, self.model.hidden, self.vocab

@@ -1,231 +1,145 @@
 """A plan as a page: one file, no network, with the memory through a step and the speed over numbers of GPUs."""
 
-from __future__ import annotations
-
-import json
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
 from fasttrain.gpus import prices_from
 from fasttrain.tools.plan.advice import about_scaling, advice, scaling
-from fasttrain.tools.plan.estimate import Band, Plan
+from fasttrain.tools.plan.estimate import Plan
 from fasttrain.tools.plan.memory import PARTS, Moment
-from fasttrain.tools.plan.screen import MEANINGS, PARTS_OF_A_STEP
+from fasttrain.tools.plan.screen import MEMORY, PARTS_OF_A_STEP
+from fasttrain.tools.webpage import COLOURS, Axis, Series, chart, legend, mark, page, table
 from fasttrain.units import count, memory_size
 
-COLOURS = dict(zip(PARTS, ("#4269d0", "#a463f2", "#6cc5b0", "#3ca951", "#efb118", "#ff725c", "#9c9c9c"), strict=True))
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 860, 320, 64, 34, 14
+WIDTH, HEIGHT = 860, 330
+PART_COLOURS = dict(zip(PARTS, COLOURS[:6] + COLOURS[7:], strict=True))  # grey: what the runtime takes
 
 
 def write_page(plan: Plan, path: Path, problems: Sequence[str] = ()) -> None:
-    path.write_text(page(plan, problems), "utf-8")
-
-
-def page(plan: Plan, problems: Sequence[str] = ()) -> str:
-    """The HTML."""
-    hardware = plan.hardware
-    name = escape(plan.settings.out.name)
-    where = "this machine's CPU" if plan.measured else f"{hardware.gpus} x {escape(hardware.gpu.name)}"
-    # The CPU is one hardware: there is nothing to scale over, and no table to advise from
-    rows = [] if plan.measured else scaling(plan)
-    sentences = advice(plan)[:-1] if plan.fits and not plan.measured else []  # the last is below the chart
+    where = "this machine's CPU" if plan.measured else f"{plan.hardware.gpus} x {plan.hardware.gpu.name}"
     sections = [
-        f"<h1>{name} on {where}</h1>",
+        f"<h1>{escape(f'{plan.settings.out.name} on {where}')}</h1>",
         *(f'<p class="problem">{escape(problem)}</p>' for problem in problems),
         *(f'<p class="warning">{escape(warning)}</p>' for warning in plan.warnings),
         _tiles(plan),
-        f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in plan.sizes.lines())}</ul>",
-        f"<h2>Memory of a GPU through a step</h2><p>{_about_memory(plan)}</p>",
-        _memory_chart(plan),
-        _legend(plan),
-        f"<h2>Where the time of a step goes</h2>{_step_bar(plan)}",
+        _list(plan.sizes.lines()),
+        _memory(plan),
+        _step(plan),
     ]
-    if rows:
-        sections += [
-            f"<h2>More GPUs, fewer GPUs</h2><p>{escape(about_scaling(plan, rows))}</p>",
-            _scaling_chart(plan, rows),
-        ]
-    if sentences:
-        sections.append(f"<h2>Advice</h2><ul>{''.join(f'<li>{escape(line)}</li>' for line in sentences)}</ul>")
-    how = (
-        "The speed was measured on this machine, op by op." if plan.measured else
-        "Speed, days and cost are predicted, by a model that is fitted to published runs; the bands are the error that "
-        "it has on runs that it was not fitted to."
-    )  # fmt: skip
+    how = "The speed was measured on this machine, op by op."
+    if not plan.measured:  # the CPU is one hardware: there is nothing to scale over, and no table to advise from
+        sections.append(_scaling(plan))
+        if plan.fits and (sentences := advice(plan)[:-1]):  # the last is above the chart
+            sections.append(f"<h2>Advice</h2>{_list(sentences)}")
+        how = (
+            "Speed, days and cost are predicted, by a model that is fitted to published runs; the bands are the error "
+            "that it has on runs that it was not fitted to."
+        )
     price = f" Prices: {escape(prices_from())}." if plan.cost else ""
     sections.append(f"<footer>{how}{price}</footer>")
-    template = Path(__file__).with_name("page.html").read_text("utf-8")
-    return template.replace("@@name@@", name).replace("@@body@@", "\n".join(sections))
+    path.write_text(page(f"{plan.settings.out.name}: plan", sections, width=900), "utf-8")
+
+
+def _list(lines: Iterable[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
 
 
 def _tiles(plan: Plan) -> str:
-    days, cost, memory = plan.days, plan.cost, plan.memory_band
-    gib = _range(Band(*(size / 2**30 for size in memory)), 1)
+    days, cost, limit = plan.days, plan.cost, memory_size(plan.hardware.memory)
     tiles = [
         ("parameters", count(plan.sizes.parameters.total), f"{plan.sizes.parameters.total:,}"),
         ("tokens", count(plan.sizes.tokens), f"{plan.sizes.tokens_per_parameter:,.1f} per parameter"),
-        ("memory of a GPU", memory_size(memory.value), f"{gib} of {memory_size(plan.hardware.memory)}"),
-        ("tokens/s per GPU", f"{plan.rate.value:,.0f}", f"{_range(plan.rate, 0)}; MFU {plan.mfu.value:.1%}"),
+        ("memory of a GPU", memory_size(plan.memory.bytes), f"{plan.memory_gib.range(1)} of {limit}"),
+        ("tokens/s per GPU", f"{plan.rate.value:,.0f}", f"{plan.rate.range(0)}; MFU {plan.mfu.value:.1%}"),
         ("days", f"{days.value:,.3g}", f"{days.low:,.3g} to {days.high:,.3g}; {plan.gpu_hours.value:,.0f} GPU-hours"),
     ]
     if cost:
-        tiles.append(("USD", f"{cost.value:,.0f}", f"{_range(cost, 0)} at {plan.hardware.price:g} an hour"))
-    cells = "".join(
-        f"<div><small>{escape(a)}</small><b>{escape(b)}</b><small>{escape(c)}</small></div>" for a, b, c in tiles
-    )
-    return f'<section class="tiles">{cells}</section>'
+        tiles.append(("USD", f"{cost.value:,.0f}", f"{cost.range(0)} at {plan.hardware.price:g} an hour"))
+    cells = (f"<div><small>{a}</small><b>{b}</b><small>{c}</small></div>" for a, b, c in tiles)
+    return f'<section class="tiles">{"".join(cells)}</section>'
 
 
-def _about_memory(plan: Plan) -> str:
-    fits = "It fits." if plan.fits else "It does not fit."
-    peak, limit = plan.memory.peak, memory_size(plan.hardware.memory)
-    return f"The peak, {memory_size(peak.total)} of {limit}, is at: {peak.name}. {fits}"
-
-
-def _memory_chart(plan: Plan) -> str:
-    moments, limit = plan.memory.moments, plan.hardware.memory
-    highest = max(plan.memory.bytes, min(limit, 1.6 * plan.memory.bytes)) * 1.05
-    x = [LEFT + i * (WIDTH - LEFT - 12) / (len(moments) - 1) for i in range(len(moments))]
-
-    def y(value: float) -> float:
-        return HEIGHT - BOTTOM - value / highest * (HEIGHT - BOTTOM - TOP)
-
-    shapes = _grid([(y(v), memory_size(v)) for v in _ticks(highest)])
+def _memory(plan: Plan) -> str:
+    """What a GPU holds, by part, from one end of a step to the other."""
+    moments, peak, limit = plan.memory.moments, plan.memory.peak, plan.hardware.memory
+    name, unit = ("GiB", 2**30) if peak.total >= 2**30 else ("MiB", 2**20)
+    series: list[Series] = []
     below = [0.0] * len(moments)
-    for part in PARTS:
-        above = [b + m.parts[part] for b, m in zip(below, moments, strict=True)]
-        there = " ".join(f"{a:.1f},{y(b):.1f}" for a, b in zip(x, above, strict=True))
-        back = " ".join(f"{a:.1f},{y(b):.1f}" for a, b in reversed(list(zip(x, below, strict=True))))
-        shapes += f'<polygon fill="{COLOURS[part]}" points="{there} {back}"/>'
+    for part, colour in PART_COLOURS.items():
+        above = [height + moment.parts[part] / unit for height, moment in zip(below, moments, strict=True)]
+        series.append(Series(part, [*enumerate(above), *reversed([*enumerate(below)])], colour, draw="area"))
         below = above
-    if limit <= highest:
-        shapes += f'<line class="limit" x1="{LEFT}" x2="{WIDTH - 12}" y1="{y(limit):.1f}" y2="{y(limit):.1f}"/>'
-        shapes += f'<text class="limit" x="{LEFT + 6}" y="{y(limit) - 5:.1f}">{memory_size(limit)} of the GPU</text>'
-    peak = moments.index(plan.memory.peak)
-    shapes += f'<line class="peak" x1="{x[peak]:.1f}" x2="{x[peak]:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-    for name, first, last in _phases(moments):
-        middle = (x[first] + x[last]) / 2
-        anchor = "end" if last == len(moments) - 1 else "middle"
-        shapes += f'<text text-anchor="{anchor}" x="{middle:.1f}" y="{HEIGHT - 12}">{name}</text>'
-    shapes += _hover([(a, _told(m)) for a, m in zip(x, moments, strict=True)])
-    return _svg("memory", shapes)
+    if limit <= 1.68 * peak.total:
+        ends = [(0.0, limit / unit), (len(moments) - 1.0, limit / unit)]
+        series.append(Series(f"{memory_size(limit)} of the GPU", ends, "var(--ink)", draw="line"))
+    names = [moment.name for moment in moments]
+    first = names.index("forward of block 1"), names.index(f"backward of block {plan.settings.model.layers}")
+    phases = dict(zip((*first, len(names) - 1), ("forward", "backward", "optimizer"), strict=True))
+    title = "Memory of a GPU through a step"
+    drawn = chart(
+        title, series, Axis("", lambda at: phases[int(at)], log=False, ticks=[*phases], pad=0),
+        Axis(name, lambda value: f"{value:g}", log=False), width=WIDTH, height=HEIGHT, here=moments.index(peak),
+        columns=[(at, _words(moment)) for at, moment in enumerate(moments)],
+    )  # fmt: skip
+    fits = "It fits." if plan.fits else "It does not fit."
+    rows = []
+    for part, size in peak.parts.items():
+        name = f"{mark(PART_COLOURS[part], square=True)}{part}"
+        rows.append((name, memory_size(size), f"{size / peak.total:.0%}", MEMORY[part][1]))
+    about = f"The peak, {memory_size(peak.total)} of {memory_size(limit)}, is at: {peak.name}. {fits}"
+    return f"<h2>{title}</h2><p>{about}</p>{drawn}{table(rows)}"
 
 
-def _phases(moments: Sequence[Moment]) -> list[tuple[str, int, int]]:
-    """Groups of moments to write below the chart."""
-    groups = []
-    for word in ("forward", "backward of block", "optimizer"):
-        inside = [i for i, moment in enumerate(moments) if moment.name.startswith(word)]
-        if inside:
-            groups.append((word.split()[0], inside[0], inside[-1]))
-    return groups
+def _words(moment: Moment) -> str:
+    parts = [f"{part}: {memory_size(size)}" for part, size in moment.parts.items() if size]
+    return "\n".join([f"{moment.name}: {memory_size(moment.total)}", *parts])
 
 
-def _told(moment: Moment) -> str:
-    parts = "\n".join(f"{part}: {memory_size(size)}" for part, size in moment.parts.items() if size)
-    return f"{moment.name}: {memory_size(moment.total)}\n{parts}"
+def _step(plan: Plan) -> str:
+    """Where its time goes."""
+    shares = {part: seconds / plan.speed.seconds for part, seconds in plan.speed.parts.items() if seconds > 0}
+    colours = dict(zip(shares, COLOURS, strict=False))
+    bar, rows = "", []
+    for part, share in shares.items():
+        bar += f'<span style="width:{share:.2%};background:{colours[part]}"></span>'
+        name = f"{mark(colours[part], square=True)}{PARTS_OF_A_STEP[part]}"
+        rows.append((name, f"{plan.speed.parts[part]:.3f} s", f"{share:.1%}"))
+    return f'<h2>Where the time of a step goes</h2><div class="bar">{bar}</div>{table(rows)}'
 
 
-def _legend(plan: Plan) -> str:
-    peak = plan.memory.peak
-    rows = "".join(
-        f'<tr><td><i style="background:{COLOURS[part]}"></i>{part}</td><td class="number">{memory_size(size)}</td>'
-        f'<td class="number">{size / peak.total:.0%}</td><td>{MEANINGS[part]}</td></tr>'
-        for part, size in peak.parts.items()
-    )
-    return f"<table>{rows}</table>"
-
-
-def _step_bar(plan: Plan) -> str:
-    colours = ("#4269d0", "#3ca951", "#efb118", "#a463f2", "#6cc5b0", "#ff725c", "#9c9c9c")
-    parts = [(p, s) for p, s in plan.speed.parts.items() if s > 0]
-    bar, rows = "", ""
-    for (part, seconds), colour in zip(parts, colours, strict=False):
-        share = seconds / plan.speed.seconds
-        bar += f'<span style="width:{share:.2%};background:{colour}"></span>'
-        rows += (
-            f'<tr><td><i style="background:{colour}"></i>{PARTS_OF_A_STEP[part]}</td>'
-            f'<td class="number">{seconds:.3f} s</td><td class="number">{share:.1%}</td></tr>'
-        )
-    return f'<div class="bar">{bar}</div><table>{rows}</table>'
-
-
-def _scaling_chart(plan: Plan, rows: Sequence[dict[str, float]]) -> str:
+def _scaling(plan: Plan) -> str:
     """Tokens per second and GPU: what is lost to communication shows as a fall."""
-    highest = max(max(row["fsdp"], row["hsdp"]) / row["gpus"] for row in rows) * 1.1
-
-    def x(gpus: float) -> float:
-        return LEFT + 12 + math.log2(gpus) / math.log2(rows[-1]["gpus"]) * (WIDTH - LEFT - 40)
-
-    def y(rate: float) -> float:
-        return HEIGHT - BOTTOM - rate / highest * (HEIGHT - BOTTOM - TOP)
-
-    step = 10.0 ** math.floor(math.log10(highest))
-    step *= next(f for f in (0.2, 0.5, 1.0) if highest / (f * step) <= 8)
-    shapes = _grid([(y(step * n), f"{count(step * n)}/s") for n in range(int(highest / step) + 1)])
-    first_small = next((i for i, row in enumerate(rows) if row["too_small"]), len(rows))
-    for name, colour in (("fsdp", "#4269d0"), ("hsdp", "#ff725c")):
-        places = [f"{x(row['gpus']):.1f},{y(row[name] / row['gpus']):.1f}" for row in rows]
-        solid, dashed = places[:first_small], places[max(first_small - 1, 0) :]
-        shapes += f'<polyline class="rate" stroke="{colour}" points="{" ".join(solid)}"/>'
-        shapes += f'<polyline class="rate" stroke="{colour}" stroke-dasharray="5 5" points="{" ".join(dashed)}"/>'
-        for row, place in zip(rows, places, strict=True):
-            cx, cy = place.split(",")
-            fill = colour if row[f"{name}_fits"] else "var(--paper)"
-            shapes += f'<circle cx="{cx}" cy="{cy}" r="4" fill="{fill}" stroke="{colour}"/>'
-    for row in rows:
-        shapes += f'<text text-anchor="middle" x="{x(row["gpus"]):.1f}" y="{HEIGHT - 12}">{int(row["gpus"])}</text>'
-    if plan.hardware.gpus in [row["gpus"] for row in rows]:
-        at = x(plan.hardware.gpus)
-        shapes += f'<line class="peak" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-    shapes += _hover([(x(row["gpus"]), _told_of_scaling(row)) for row in rows])
-    key = (
-        '<p class="key"><i style="background:#4269d0"></i>FSDP <i style="background:#ff725c"></i>HSDP, a node each '
-        '<i class="hollow"></i>does not fit; dashed: the batch grows with the GPUs</p>'
-    )
-    return _svg("scaling", shapes) + key
+    rows = scaling(plan)
+    small = next((i for i, row in enumerate(rows) if row["too_small"]), len(rows))  # from here on, the batch is
+    series: list[Series] = []
+    for name, colour in (("fsdp", COLOURS[0]), ("hsdp", COLOURS[1])):
+        points = [(row["gpus"], row[name] / row["gpus"]) for row in rows]
+        series += [
+            Series("", points[:small], colour, draw="line"),
+            Series("", points[small - 1 :], colour, draw="dashes"),
+        ]
+        for row, point in zip(rows, points, strict=True):
+            series.append(Series("", [point], colour, draw="marks", hollow=not row[f"{name}_fits"]))
+    key = [
+        Series("FSDP", (), COLOURS[0]),
+        Series("HSDP, a node each", (), COLOURS[1]),
+        Series("does not fit; dashed: the batch grows with the GPUs", (), "var(--soft)", hollow=True),
+    ]
+    gpus = [row["gpus"] for row in rows]
+    drawn = chart(
+        "More GPUs, fewer GPUs", series, Axis("GPUs", lambda number: f"{number:g}", ticks=gpus),
+        Axis("tokens/s per GPU", count, log=False), width=WIDTH, height=HEIGHT,
+        here=plan.hardware.gpus if plan.hardware.gpus in gpus else None,
+        columns=[(row["gpus"], _words_of_scaling(row)) for row in rows],
+    )  # fmt: skip
+    return f"<h2>More GPUs, fewer GPUs</h2><p>{escape(about_scaling(plan, rows))}</p>{drawn}{legend(key)}"
 
 
-def _told_of_scaling(row: dict[str, float]) -> str:
-    lines = [f"{int(row['gpus'])} GPUs"]
+def _words_of_scaling(row: dict[str, float]) -> str:
+    lines = [f"{row['gpus']:g} GPUs"]
     for name in ("fsdp", "hsdp"):
         fits = "" if row[f"{name}_fits"] else ", does not fit"
-        rate = row[name] / row["gpus"]
-        size = memory_size(row[f"{name}_memory"])
+        rate, size = row[name] / row["gpus"], memory_size(row[f"{name}_memory"])
         lines.append(f"{name.upper()}: {rate:,.0f} tokens/s per GPU, {count(row[name])} in all, {size}{fits}")
     return "\n".join(lines)
-
-
-def _ticks(highest: float) -> list[float]:
-    """Four to eight round numbers of GiB, or MiB."""
-    unit = 2**30 if highest >= 2**30 else 2**20
-    step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if highest / unit / s <= 8)
-    return [unit * step * n for n in range(int(highest / unit / step) + 1)]
-
-
-def _grid(ticks: Sequence[tuple[float, str]]) -> str:
-    return "".join(
-        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 12}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f'<text text-anchor="end" x="{LEFT - 6}" y="{y + 4:.1f}">{escape(text)}</text>'
-        for y, text in ticks
-    )
-
-
-def _hover(places: Sequence[tuple[float, str]]) -> str:
-    """Invisible columns that a pointer finds."""
-    width = (WIDTH - LEFT) / max(len(places), 1)
-    return "".join(
-        f'<rect class="hover" x="{x - width / 2:.1f}" y="{TOP}" width="{width:.1f}" height="{HEIGHT - BOTTOM - TOP}" '
-        f"data-tip='{escape(json.dumps(text), quote=True)}'/>"
-        for x, text in places
-    )
-
-
-def _svg(name: str, shapes: str) -> str:
-    return f'<svg id="{name}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{shapes}</svg>'
-
-
-def _range(band: Band, digits: int) -> str:
-    return f"{band.low:,.{digits}f} to {band.high:,.{digits}f}"

@@ -1,8 +1,8 @@
 """A plan on the terminal: tables, and a bar for the memory."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
 
 from rich import box
 from rich.console import Console
@@ -14,18 +14,14 @@ from fasttrain.tools.plan.advice import Option
 from fasttrain.tools.plan.estimate import Band, Plan
 from fasttrain.units import count, duration, memory_size
 
-COLOURS = {
-    "parameters": "blue", "gradients": "magenta", "optimizer": "cyan", "activations": "green", "loss": "yellow",
-    "fsdp": "red", "runtime": "white",
-}  # fmt: skip
-MEANINGS = {
-    "parameters": "fp32, this GPU's share",
-    "gradients": "fp32, this GPU's share and those being made",
-    "optimizer": "fp32 moments, this GPU's share",
-    "activations": "kept for backward, and at work",
-    "loss": "the chunk of logits and its gradients",
-    "fsdp": "gathered weights, gradients on their way",
-    "runtime": "context, collectives, fragmentation",
+MEMORY = {  # part: its colour and meaning
+    "parameters": ("blue", "fp32, this GPU's share"),
+    "gradients": ("magenta", "fp32, this GPU's share and those being made"),
+    "optimizer": ("cyan", "fp32 moments, this GPU's share"),
+    "activations": ("green", "kept for backward, and at work"),
+    "loss": ("yellow", "the chunk of logits and its gradients"),
+    "fsdp": ("red", "gathered weights, gradients on their way"),
+    "runtime": ("white", "context, collectives, fragmentation"),
 }
 PARTS_OF_A_STEP = {
     "matmuls": "matmuls",
@@ -41,30 +37,26 @@ _BAR = 56
 
 def show(plan: Plan, console: Console, advice: Sequence[str]) -> None:
     """All of it."""
-    hardware = plan.hardware
+    hardware, say = plan.hardware, partial(console.print, highlight=False, soft_wrap=True)
     where = "this machine's CPU" if plan.measured else f"{hardware.gpus} x {hardware.gpu.name}, {hardware.node} a node"
-    console.print(f"[bold]{escape(str(plan.settings.out.name))}[/] on {where}, {plan.precision}", highlight=False)
+    say(f"[bold]{escape(str(plan.settings.out.name))}[/] on {where}, {plan.precision}")
     for line in plan.sizes.lines():
-        console.print(f"  {line}", highlight=False, soft_wrap=True)
-    console.print()
-    _memory(plan, console)
-    console.print()
-    _time(plan, console)
+        say(f"  {line}")
+    _memory(plan, say)
+    _time(plan, say)
     if advice:
-        console.print("\n[bold]advice[/]")
+        say("\n[bold]advice[/]")
         for line in advice:
-            console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+            say(f"  {line}", markup=False)
     for line in plan.warnings:
-        console.print(f"[yellow]warning:[/] {escape(line)}", highlight=False, soft_wrap=True)
+        say(f"[yellow]warning:[/] {escape(line)}")
 
 
 def show_options(options: Sequence[Option], console: Console, title: str) -> None:
     """The best few."""
     table = Table(box=box.SIMPLE, title=title, title_justify="left")
-    table.add_column("tokens/s per GPU", justify="right")
-    table.add_column("MFU", justify="right")
-    table.add_column("memory", justify="right")
-    table.add_column("days", justify="right")
+    for figure in ("tokens/s per GPU", "MFU", "memory", "days"):
+        table.add_column(figure, justify="right")
     table.add_column("settings", overflow="fold")
     for option in options:
         plan = option.plan
@@ -75,61 +67,45 @@ def show_options(options: Sequence[Option], console: Console, title: str) -> Non
     console.print(table)
 
 
-def _memory(plan: Plan, console: Console) -> None:
+def _memory(plan: Plan, say: Callable[..., None]) -> None:
     peak, limit = plan.memory.peak, plan.hardware.memory
     fits = "fits" if plan.fits else "[bold red]does not fit[/]"
-    console.print(
-        f"[bold]memory[/] {_span(Band(*(b / 2**30 for b in plan.memory_band)), 1)} GiB of {memory_size(limit)}: "
-        f"{fits}; the peak is at: {peak.name}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    gib = f"{_span(plan.memory_gib, 1)} GiB of {memory_size(limit)}"
+    say(f"\n[bold]memory[/] {gib}: {fits}; the peak is at: {peak.name}")
     scale = _BAR / max(limit, peak.total)
     bar, used = "", 0
-    for part, size in peak.parts.items():
-        end = round((sum(list(peak.parts.values())[: list(peak.parts).index(part)]) + size) * scale)
-        bar += f"[{COLOURS[part]}]{'█' * max(end - used, 0)}[/]"
-        used = max(end, used)
-    left = max(round(limit * scale) - used, 0)
-    console.print(f"  {bar}{'░' * left}" + ("" if plan.fits else " [bold red]![/]"), highlight=False)
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for part, size in peak.parts.items():
+    for (part, size), total in zip(peak.parts.items(), accumulate(peak.parts.values()), strict=True):
+        (colour, meaning), end = MEMORY[part], round(total * scale)
+        bar += f"[{colour}]{'█' * (end - used)}[/]"
+        used = end
         if size >= 0.001 * peak.total:
-            share = size / peak.total
-            table.add_row(
-                f"  [{COLOURS[part]}]█[/] {part}", f"{memory_size(size):>12}", f"{share:5.0%}", MEANINGS[part]
-            )
-    console.print(table)
+            share = f"{size / peak.total:5.0%}"
+            table.add_row(f"  [{colour}]█[/] {part}", f"{memory_size(size):>12}", share, meaning)
+    left = max(round(limit * scale) - used, 0)
+    say(f"  {bar}{'░' * left}" + ("" if plan.fits else " [bold red]![/]"))
+    say(table, soft_wrap=False)
 
 
-def _time(plan: Plan, console: Console) -> None:
-    speed = plan.speed
+def _time(plan: Plan, say: Callable[..., None]) -> None:
+    speed, days, cost = plan.speed, plan.days, plan.cost
     how = "measured here" if plan.measured else "predicted"
-    console.print(
-        f"[bold]speed[/] {_span(plan.rate, 0)} tokens/s per GPU ({how}), MFU {plan.mfu.value:.1%}; a step takes "
-        f"{duration(speed.seconds)}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    rate, step = _span(plan.rate, 0), duration(speed.seconds)
+    say(f"\n[bold]speed[/] {rate} tokens/s per GPU ({how}), MFU {plan.mfu.value:.1%}; a step takes {step}")
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for part, seconds in speed.parts.items():
         share = seconds / speed.seconds
         if share >= 0.001:
             bar = "█" * round(share * 30)
             table.add_row(f"  {PARTS_OF_A_STEP[part]}", f"{seconds:9.3f} s", f"{share:5.1%}", bar)
-    console.print(table)
-    days = plan.days
-    cost = plan.cost
+    say(table, soft_wrap=False)
+    hours = _span(plan.gpu_hours, 0 if plan.gpu_hours.value >= 10 else 2)
     money = f"; {_span(cost, 0)} USD at {plan.hardware.price:g} per GPU-hour" if cost else ""
-    console.print(
-        f"[bold]run[/] {count(plan.sizes.tokens)} tokens in {_span(days, 1 if days.value >= 1 else 3)} days, "
-        f"{_span(plan.gpu_hours, 0 if plan.gpu_hours.value >= 10 else 2)} GPU-hours{money}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    span = _span(days, 1 if days.value >= 1 else 3)
+    say(f"[bold]run[/] {count(plan.sizes.tokens)} tokens in {span} days, {hours} GPU-hours{money}")
     if cost and plan.hardware.price == plan.hardware.gpu.price:
-        console.print(f"  price: {prices_from()}; --price overrides", highlight=False, soft_wrap=True)
+        say(f"  price: {prices_from()}; --price overrides")
 
 
 def _span(band: Band, digits: int) -> str:
-    return f"{band.value:,.{digits}f} ({band.low:,.{digits}f} to {band.high:,.{digits}f})"
+    return f"{band.value:,.{digits}f} ({band.range(digits)})"

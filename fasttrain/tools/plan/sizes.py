@@ -5,23 +5,21 @@ A contradiction is a sentence with the two values, and the setting that mends it
 ask the same function. Of the data, if it is here, a plan asks how many tokens there are, and the vocabulary.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fasttrain import config
 from fasttrain.flops import Parameters, flops_per_token, num_parameters, state_bytes
 from fasttrain.fs import DISK_RESERVE, DISK_SLACK
-from fasttrain.units import count, disk_size, plural
+from fasttrain.units import count, disk_size, parse_count, plural
 
 # Hoffmann et al. 2022 (arXiv 2203.15556): about 20 tokens per parameter give the least loss for the compute
 COMPUTE_OPTIMAL = 20
 # Muennighoff et al. 2023 (arXiv 2305.16264): up to about 4 epochs, repeated data is nearly as good as new
 WORTHWHILE_EPOCHS = 4
 # In a name, a size stands by itself: "llama2-7b", "550m", "0.6b"; "gpt2", "v2b", "ctx-4k" and "tiny-2" have none.
-_STATED = re.compile(r"(?:^|[-_/ ])(\d+(?:\.\d+)?)([mb])(?=$|[-_/ .])", re.IGNORECASE)
+_STATED = re.compile(r"(?:^|[-_/ ])(\d+(?:\.\d+)?[mb])(?=$|[-_/ .])", re.IGNORECASE)
 # A name rounds: 6.74B parameters are "7b". 249M are no "300m", and 160M no "550m".
 NAME_TOLERANCE = 0.1
 TOKENS_TOLERANCE = 0.02
@@ -73,6 +71,11 @@ class Sizes:
         parameters, batch = self.parameters, self.settings.batch
         tied = "" if parameters.head else " (tied head)"
         times = self.tokens_per_parameter / COMPUTE_OPTIMAL
+        meaning = ""
+        if times < 0.5:
+            meaning = ": a smaller model would do better with this compute"
+        elif times > 3:
+            meaning = ", as for models that are used more than they are trained"
         lines = [
             f"{parameters.total:,} parameters ({count(parameters.total)}): {count(parameters.non_embedding)} "
             f"non-embedding + {count(parameters.embedding + parameters.head)} embedding{tied}",
@@ -80,7 +83,7 @@ class Sizes:
             f"{count(self.tokens)} in {batch.steps:,} steps; micro-batch {batch.micro}, "
             f"{plural(self.micro_batches, 'accumulation step')}, {plural(self.dp_size, 'rank')}",
             f"{self.tokens_per_parameter:,.1f} tokens per parameter: {times:.2g} times the {COMPUTE_OPTIMAL} that are "
-            f"compute-optimal{_meaning(times)}",
+            f"compute-optimal{meaning}",
             f"{disk_size(self.checkpoint_bytes)} a checkpoint, at most {self.checkpoints_held} at a time: "
             f"{disk_size(self.disk_bytes)} of disk",
         ]
@@ -93,38 +96,32 @@ class Sizes:
 def sizes(settings: config.Config, *, vocab: int, dp_size: int = 1, stated: Stated = Stated()) -> Sizes:  # noqa: B008
     """The arithmetic, and what contradicts what."""
     batch, T = settings.batch, settings.data.sequence
-    parameters = num_parameters(settings.model, vocab)
     tokens = batch.steps * batch.sequences * T
-    epochs = _epochs(settings, tokens, stated.dataset) if stated.dataset is not None else None
-    result = Sizes(
+    run = Sizes(
         settings=settings,
         vocab=vocab,
         dp_size=dp_size,
-        parameters=parameters,
+        parameters=num_parameters(settings.model, vocab),
         tokens_per_step=batch.sequences * T,
         tokens=tokens,
         flops=tokens * flops_per_token(settings.model, vocab, T),
         micro_batches=max(batch.sequences // (batch.micro * dp_size), 1),
-        checkpoint_bytes=state_bytes(settings.model, vocab, muon=settings.optim.kind == "muon"),
+        checkpoint_bytes=state_bytes(settings.model, vocab, settings.optim.kind),
         checkpoints_held=settings.checkpoint.max_held(batch.steps),
-        epochs=epochs,
+        epochs=None if stated.dataset is None else _epochs(settings, tokens, stated.dataset),
         contradictions=(),
         warnings=(),
     )
-    size = _size(stated, parameters, settings)
-    contradictions = [
-        *([] if stated.size_is_a_name else size), *_tokens(stated, result), *_ranks(settings, dp_size),
-        *_disk_space(stated, result), *_components(result),
-    ]  # fmt: skip
-    warnings = [*(size if stated.size_is_a_name else []), *_repetition(result)]
-    return Sizes(**vars(result) | dict(contradictions=tuple(contradictions), warnings=tuple(warnings)))
+    size, ranks = _size(stated, run), (settings.parallel.indivisible(dp_size), batch.indivisible(dp_size))
+    certain, likely = ("", size) if stated.size_is_a_name else (size, "")
+    found = (certain, _tokens(stated, run), *ranks, _disk_space(stated, run), _components(run))
+    return replace(
+        run, contradictions=tuple(filter(None, found)), warnings=tuple(filter(None, (likely, _repetition(run))))
+    )
 
 
 def at_start(settings: config.Config, *, vocab: int, dp_size: int, dataset: Mapping[str, float]) -> Sizes:
-    """The sizes of a run that starts: its arithmetic, and what in it contradicts its data or its name.
-
-    Disk space for checkpoints is not looked at here: a run looks at its own disk, with what is on it already.
-    """
+    """The sizes of a run that starts, and what contradicts its data or its name. Its disk, it looks at itself."""
     size, named = stated_size(settings.out.name), f"--out {settings.out}"
     stated = Stated(size=size, size_from=named, size_is_a_name=True, dataset=dataset)
     return sizes(settings, vocab=vocab, dp_size=dp_size, stated=stated)
@@ -133,78 +130,70 @@ def at_start(settings: config.Config, *, vocab: int, dp_size: int, dataset: Mapp
 def stated_size(name: str) -> tuple[str, float] | None:
     """The size in M or B that a name states, as written and as a number of parameters; None if it states none."""
     found = _STATED.search(name)
-    if not found:
-        return None
-    number, unit = found.groups()
-    return f"{number}{unit}", float(number) * {"m": 1e6, "b": 1e9}[unit.lower()]
+    return (found[1], parse_count(found[1])) if found else None
 
 
-def _size(stated: Stated, parameters: Parameters, settings: config.Config) -> list[str]:
-    if stated.size is None:
-        return []
-    text, size = stated.size
-    if abs(parameters.total / size - 1) <= NAME_TOLERANCE:
-        return []
-    twice = parameters.total + parameters.embedding
-    why = ""
-    if not parameters.head and abs(twice / size - 1) <= NAME_TOLERANCE:
+# What contradicts what, and what is dubious; empty: nothing
+
+
+def _size(stated: Stated, run: Sizes) -> str:
+    model, parameters = run.settings.model, run.parameters
+    if stated.size is None or abs(parameters.total / stated.size[1] - 1) <= NAME_TOLERANCE:
+        return ""
+    twice, why, total = parameters.total + parameters.embedding, "", parameters.total
+    if not parameters.head and abs(twice / stated.size[1] - 1) <= NAME_TOLERANCE:
         why = f" ({count(twice)} only if the tied head were counted a second time)"
-    return [
-        f"{stated.size_from} says {text}, but the model has {count(parameters.total)} parameters{why}; change "
-        f"model.layers ({settings.model.layers}), model.hidden ({settings.model.hidden}) or model.ffn "
-        f"({settings.model.ffn}), or call it {_name(parameters.total)}"
-    ]
+    name = f"{total / 1e9:.2g}b" if total >= 1e9 else f"{total / 1e6:.3g}m"
+    return (
+        f"{stated.size_from} says {stated.size[0]}, but the model has {count(total)} parameters{why}; change "
+        f"model.layers ({model.layers}), model.hidden ({model.hidden}) or model.ffn ({model.ffn}), or call it {name}"
+    )
 
 
-def _tokens(stated: Stated, run: Sizes) -> list[str]:
+def _tokens(stated: Stated, run: Sizes) -> str:
     if stated.tokens is None or abs(run.tokens / stated.tokens - 1) <= TOKENS_TOLERANCE:
-        return []
-    batch = run.settings.batch
-    steps = max(round(stated.tokens / run.tokens_per_step), 1)
-    return [
+        return ""
+    batch, steps = run.settings.batch, max(round(stated.tokens / run.tokens_per_step), 1)
+    return (
         f"{count(stated.tokens)} tokens are stated, but {batch.steps:,} steps (batch.steps) of {batch.sequences} x "
         f"{run.settings.data.sequence} tokens are {count(run.tokens)}; set batch.steps to {steps}"
-    ]
+    )
 
 
-def _ranks(settings: config.Config, dp_size: int) -> list[str]:
-    return [text for text in (settings.parallel.indivisible(dp_size), settings.batch.indivisible(dp_size)) if text]
-
-
-def _disk_space(stated: Stated, run: Sizes) -> list[str]:
+def _disk_space(stated: Stated, run: Sizes) -> str:
     if stated.disk is None or run.disk_bytes <= stated.disk:
-        return []
+        return ""
     most = int((stated.disk - DISK_RESERVE) / (run.checkpoint_bytes * DISK_SLACK))
     remedy = "free some, or choose another --out"
     if most >= 3:
         remedy += f"; {most} fit: lower checkpoint.keep_last ({run.settings.checkpoint.keep_last}) or keep_every"
-    return [
+    return (
         f"the checkpoints of this run need {disk_size(run.disk_bytes)} ({run.checkpoints_held} of "
         f"{disk_size(run.checkpoint_bytes)}) and there are {disk_size(stated.disk)} in {stated.disk_from}; {remedy}"
-    ]
+    )
 
 
-def _components(run: Sizes) -> list[str]:
+def _components(run: Sizes) -> str:
     """A mixture all of whose components are used up before the end."""
     mixture = run.settings.data.mixture
     if run.epochs is None or not mixture or not all(component.epochs for component in mixture.values()):
-        return []
-    if all(run.epochs[name] >= component.epochs for name, component in mixture.items() if name in run.epochs):
-        return [
-            "every component of data.mixture reaches its epochs before the run ends; raise the epochs of one, or lower "
-            f"batch.steps ({run.settings.batch.steps})"
-        ]
-    return []
+        return ""
+    if any(run.epochs[name] < component.epochs for name, component in mixture.items() if name in run.epochs):
+        return ""
+    return (
+        "every component of data.mixture reaches its epochs before the run ends; raise the epochs of one, or lower "
+        f"batch.steps ({run.settings.batch.steps})"
+    )
 
 
-def _repetition(run: Sizes) -> list[str]:
-    most = max(run.epochs.values(), default=0.0) if run.epochs else 0.0
+def _repetition(run: Sizes) -> str:
+    most = max((run.epochs or {}).values(), default=0.0)
     if most <= WORTHWHILE_EPOCHS:
-        return []
-    return [
+        return ""
+    return (
         f"{most:.1f} epochs: beyond about {WORTHWHILE_EPOCHS}, repeated data teaches less and less; lower batch.steps, "
         "or add data"
-    ]
+    )
 
 
 def _epochs(settings: config.Config, tokens: int, dataset: Mapping[str, float]) -> dict[str, float]:
@@ -212,18 +201,6 @@ def _epochs(settings: config.Config, tokens: int, dataset: Mapping[str, float]) 
         return {"": tokens / dataset[""]}
     weights = {name: settings.data.mixture[name].weight for name in dataset}
     return {name: tokens * weights[name] / sum(weights.values()) / size for name, size in dataset.items()}
-
-
-def _meaning(times: float) -> str:
-    if times < 0.5:
-        return ": a smaller model would do better with this compute"
-    if times > 3:
-        return ", as for models that are used more than they are trained"
-    return ""
-
-
-def _name(parameters: int) -> str:
-    return f"{parameters / 1e9:.2g}b" if parameters >= 1e9 else f"{parameters / 1e6:.3g}m"
 
 
 def is_here(data: config.DataConfig) -> bool:
@@ -238,11 +215,9 @@ def is_here(data: config.DataConfig) -> bool:
 
 
 def dataset_tokens(settings: config.Config) -> dict[str, float] | None:
-    """Tokens to train on, by component; None: the data is not here, or not named yet.
-
-    A vocabulary that is not that of the default dataset says that other data is meant.
-    """
+    """Tokens to train on, by component; None: the data is not here, or not named yet."""
     data = settings.data
+    # A vocabulary that is not that of the default dataset says that other data is meant
     unnamed = data.path is None and not data.mixture and settings.model.vocab not in (None, DEFAULT_VOCAB)
     if unnamed or not is_here(data):
         return None

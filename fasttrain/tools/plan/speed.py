@@ -26,6 +26,7 @@ from typing import Any
 from fasttrain import config
 from fasttrain.flops import HOST_SECONDS, block_matrices, block_shapes, flops_per_token, num_parameters
 from fasttrain.gpus import Gpu
+from fasttrain.optimizers import OPTIMIZERS, OptimizerKind
 from fasttrain.tools.plan.memory import ITEMSIZE, planned_chunk
 
 TABLE = Path(__file__).with_name("calibration.toml")
@@ -63,14 +64,13 @@ class Work:
     precision: str = "bf16"
     fused: bool = True  # elementwise work: by our kernels, torch.compile or both
     compiled: bool = True
-    recomputed: float = 0.0  # share of a block's matmuls that backward computes again
+    recomputed: float = 0.0  # share of a block's matmuls that backward computes again; 1: attention too
     recomputed_streaming: float = 0.0  # the same of its elementwise work
-    recomputed_attention: float = 0.0
     gathers: int = 2  # of the weights, in each micro-batch; 0: they are not sharded
     reduces_every: bool = False
     reduced: int = 4  # bytes of an element of the gradients that are reduced
     linear_loss: bool = True
-    muon: bool = False
+    optimizer: OptimizerKind = "adamw"
     gated: bool = True  # False: a feed-forward layer of two matrices, as many elements as the model's three
 
     @property
@@ -142,8 +142,7 @@ def work_of(
     settings: config.Config, *, vocab: int, dp_size: int, precision: str = "bf16", compiled: bool = True
 ) -> Work:
     """The work of a run with these settings."""
-    parallel, batch = settings.parallel, settings.batch
-    recompute = parallel.recompute
+    parallel, batch, recompute = settings.parallel, settings.batch, settings.parallel.recompute
     sharded = dp_size > 1 or precision != "fp32"
     return Work(
         model=settings.model,
@@ -155,12 +154,11 @@ def work_of(
         dp_replicate=parallel.dp_replicate,
         precision=precision,
         compiled=compiled,
-        recomputed=1.0 if recompute == "full" else 0.0,
-        recomputed_streaming=0.0 if recompute == "none" else 1.0,
-        recomputed_attention=1.0 if recompute == "full" else 0.0,
+        recomputed=float(recompute == "full"),
+        recomputed_streaming=float(recompute != "none"),
         gathers=(2 if parallel.reshard_after_forward else 1) if sharded else 0,
         reduces_every=parallel.grad_reduce == "every",
-        muon=settings.optim.kind == "muon",
+        optimizer=settings.optim.kind,
     )
 
 
@@ -168,60 +166,50 @@ def work_of(
 def calibrations() -> dict[str, Calibration]:
     """The fitted figures by architecture."""
     table: dict[str, Any] = tomllib.loads(TABLE.read_text("utf-8"))
-    shared = table["shared"]
     return {
-        name: Calibration(**{k: v for k, v in (shared | row).items() if k != "from"}, known="from" not in row)
+        name: Calibration(**{k: v for k, v in (table["shared"] | row).items() if k != "from"}, known="from" not in row)
         for name, row in table["architectures"].items()
     }
 
 
 def speed(work: Work, hardware: Hardware, calibration: Calibration | None = None) -> SpeedEstimate:
     """The time of a step, by part."""
-    gpu = hardware.gpu
+    gpu, n = hardware.gpu, work.micro_batches
     given = calibration or calibrations()[gpu.architecture]
-    peak = gpu.peak(work.precision)
     per_micro = {
         "matmuls": _matmuls(work, gpu, given),
-        "attention": _attention(work, peak, given),
+        "attention": _attention(work, gpu, given),
         "streaming": _streaming(work, gpu, given),
     }
     busy = sum(per_micro.values())
-    launching = 3 * work.model.layers * HOST_SECONDS["cuda", work.compiled or work.fused]
-    n = work.micro_batches
+    per_micro["launching"] = max(3 * work.model.layers * HOST_SECONDS["cuda", work.compiled or work.fused] - busy, 0.0)
     parts = {part: n * seconds for part, seconds in per_micro.items()}
-    parts["launching"] = n * max(launching - busy, 0.0)
     parts["optimizer"] = _optimizer(work, gpu, given) + _STEP
-    parts["exposed"] = _exposed(work, hardware, given, n * (busy + max(launching - busy, 0.0)))
-    return SpeedEstimate(
-        parts=parts,
-        tokens=work.tokens,
-        flops=flops_per_token(work.model, work.vocab, work.sequence),
-        peak=peak,
-        band=given.band,
-    )
+    parts["exposed"] = _exposed(work, hardware, given, n * (busy + per_micro["launching"]))
+    flops, peak = flops_per_token(work.model, work.vocab, work.sequence), gpu.peak(work.precision)
+    return SpeedEstimate(parts=parts, tokens=work.tokens, flops=flops, peak=peak, band=given.band)
 
 
 def _matmuls(work: Work, gpu: Gpu, given: Calibration) -> float:
     """Seconds of a micro-batch: each matrix forward, and twice in backward."""
-    peak = gpu.peak(work.precision)
     m, M = work.model, work.micro * work.sequence
     C, wide = m.hidden, m.ffn * 3 // 2  # of two matrices with as many elements as three
     block = block_shapes(m) if work.gated else [*block_shapes(m)[:2], (C, wide), (wide, C)]
 
     def seconds(K: int, N: int) -> float:
         moved = (M * K + K * N + M * N) * ITEMSIZE[work.precision]
-        return max(2 * M * K * N / (peak * given.matmuls), moved / (gpu.bandwidth * given.bandwidth))
+        busy = 2 * M * K * N / (gpu.peak(work.precision) * given.matmuls)
+        return max(busy, moved / (gpu.bandwidth * given.bandwidth))
 
     again = 3 + work.recomputed
     return again * m.layers * sum(seconds(*sides) for sides in block) + 3 * seconds(C, work.vocab)
 
 
-def _attention(work: Work, peak: float, given: Calibration) -> float:
+def _attention(work: Work, gpu: Gpu, given: Calibration) -> float:
     m, T = work.model, work.sequence
-    M = work.micro * T
-    forward = 2 * M * T * m.heads * m.head_dim
+    forward = 2 * work.micro * T * T * m.heads * m.head_dim
     share = given.attention * min(1.0, (m.head_dim / 128) ** 0.25)
-    return m.layers * (3.5 + work.recomputed_attention) * forward / (peak * share)
+    return m.layers * (3.5 + (work.recomputed == 1)) * forward / (gpu.peak(work.precision) * share)
 
 
 def _streaming(work: Work, gpu: Gpu, given: Calibration) -> float:
@@ -232,12 +220,11 @@ def _streaming(work: Work, gpu: Gpu, given: Calibration) -> float:
     forward = 8 * C + 2 * (H + K) + 3 * F
     backward = 8 * C + 3 * (H + K) + 2 * (H + 2 * K) + 5 * F
     block = (forward * (1 + work.recomputed_streaming) + backward) * (1 if work.fused else given.unfused)
-    total = m.layers * M * a * block
-    total += _loss_bytes(work)
-    counts = num_parameters(m, work.vocab)
+    total = m.layers * M * a * block + _loss_bytes(work)
     # The shard is cast, gathered weights are copied to their places, gradients to the buffer that is reduced
     if work.gathers:
-        total += work.gathers * 2 * a * counts.total + 6 * counts.total / work.shards + (a + 4) * counts.total
+        P = num_parameters(m, work.vocab).total
+        total += work.gathers * 2 * a * P + 6 * P / work.shards + (a + 4) * P
     return total / (gpu.bandwidth * given.bandwidth)
 
 
@@ -252,38 +239,27 @@ def _loss_bytes(work: Work) -> float:
 
 
 def _optimizer(work: Work, gpu: Gpu, given: Calibration) -> float:
-    counts = num_parameters(work.model, work.vocab)
-    seconds = 40 * counts.total / work.shards / (gpu.bandwidth * given.bandwidth)
-    if work.muon:
-        m = work.model
-        small = min(m.hidden, m.ffn)
-        # Five iterations of about 2 M^2 N + M^3 multiplications, shared by the ranks of a group
-        flops = 5 * 2 * 3 * small * m.layers * block_matrices(m) / work.shards
-        seconds += flops / (gpu.half * given.matmuls * 0.6)
-    return seconds
+    m, row = work.model, OPTIMIZERS[work.optimizer]
+    seconds = 40 * num_parameters(m, work.vocab).total / work.shards / (gpu.bandwidth * given.bandwidth)
+    flops = row.matrix_flops * min(m.hidden, m.ffn) * m.layers * block_matrices(m) / work.shards  # shared by a group
+    return seconds + flops / (gpu.half * given.matmuls * 0.6)
 
 
 def collectives(work: Work, hardware: Hardware) -> dict[str, float]:
     """Seconds of a step's collectives, if nothing hid them: gathers, reductions, all-reduce among dp_replicate."""
-    counts, a = num_parameters(work.model, work.vocab), ITEMSIZE[work.precision]
-    if work.dp_size == 1:
-        return {"gather": 0.0, "reduce": 0.0, "dp_replicate": 0.0}
-    units = work.model.layers + 1
-    blocks, root = counts.blocks, counts.total - counts.blocks
+    counts, units = num_parameters(work.model, work.vocab), work.model.layers + 1
+    size = work.reduced * counts.total
+    if work.dp_size == 1 or not work.gathers:
+        whole = _ring(work.dp_size, size, hardware) + _ring_latency(work.dp_size, hardware)
+        return {"gather": 0.0, "reduce": 0.0, "dp_replicate": 2 * whole}
     reductions = work.micro_batches if work.reduces_every else 1
-    if not work.gathers:
-        return {
-            "gather": 0.0,
-            "reduce": 0.0,
-            "dp_replicate": _all_reduce(work.dp_size, work.reduced * counts.total, hardware),
-        }
     rounds = work.micro_batches if work.gathers == 2 else 1
-    gathered = rounds * (work.gathers * blocks + root) * a
+    gathered = rounds * (work.gathers * counts.blocks + counts.total - counts.blocks) * ITEMSIZE[work.precision]
     hops = _ring_latency(work.shards, hardware)
     return {
         "gather": _ring(work.shards, gathered, hardware) + rounds * work.gathers * units * hops,
-        "reduce": _ring(work.shards, reductions * work.reduced * counts.total, hardware) + reductions * units * hops,
-        "dp_replicate": _between_replicas(work, work.reduced * counts.total, hardware),
+        "reduce": _ring(work.shards, reductions * size, hardware) + reductions * units * hops,
+        "dp_replicate": _between_replicas(work, size, hardware),
     }
 
 
@@ -291,18 +267,13 @@ def _exposed(work: Work, hardware: Hardware, given: Calibration, busy: float) ->
     """A share that never hides (the first gather, the last reduction, kernels that compete), and what computing is
     too short for."""
     total = sum(collectives(work, hardware).values())
-    hidden = (1 - given.exposed) * total
-    return given.exposed * total + max(hidden - 0.9 * busy, 0.0)
+    return given.exposed * total + max((1 - given.exposed) * total - 0.9 * busy, 0.0)
 
 
 def _ring(ranks: int, size: float, hardware: Hardware) -> float:
     """Seconds to bring every rank of a group a whole of so many bytes, of which each has a share; or to reduce one."""
-    if ranks == 1:
-        return 0.0
+    nodes = max(ranks / hardware.node, 1)
     inside = (ranks - 1) / ranks * size / (_LINK * hardware.gpu.link)
-    nodes = ranks / hardware.node
-    if nodes <= 1:
-        return inside
     return max(inside, (nodes - 1) / nodes * size / (_NETWORK * hardware.network))
 
 
@@ -314,17 +285,10 @@ def _ring_latency(ranks: int, hardware: Hardware) -> float:
 def _between_replicas(work: Work, size: float, hardware: Hardware) -> float:
     """The all-reduce of each rank's shard with the same shard elsewhere: all ranks of a node share its network."""
     R, S = work.dp_replicate, work.shards
-    if R == 1:
-        return 0.0
     volume = 2 * (R - 1) / R * size / S
-    together = min(hardware.node, work.dp_size)
     if work.dp_size <= hardware.node:
         return volume / (_LINK * hardware.gpu.link)
     if hardware.node <= S:
         return volume * hardware.node / (_NETWORK * hardware.network)
     # Several dp_replicate in a node are summed there first
-    return volume / (_LINK * hardware.gpu.link) + 2 * size / (_NETWORK * hardware.network) * (together / hardware.node)
-
-
-def _all_reduce(ranks: int, size: float, hardware: Hardware) -> float:
-    return 2 * _ring(ranks, size, hardware) + 2 * _ring_latency(ranks, hardware)
+    return volume / (_LINK * hardware.gpu.link) + 2 * size / (_NETWORK * hardware.network)

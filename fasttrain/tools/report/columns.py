@@ -28,12 +28,16 @@ _opened: dict[Path, Columns] = {}
 class Columns:
     """Figures of a run by step."""
 
-    _inode: int
-    _offset: int  # bytes of the file that are read
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self._start()
+
+    def _start(self) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+        self._size = self._offset = 0  # steps, and bytes of the file that are read
+        self._inode = -1
+        self._last = -np.inf  # step
+        self.taken_back: list[dict[str, np.ndarray]] = []
 
     def __len__(self) -> int:
         return self._size
@@ -49,10 +53,7 @@ class Columns:
         return self._arrays[name][: self._size]
 
     def refresh(self, *, patience: float = math.inf) -> bool:
-        """Read what was appended, for about `patience` seconds; whether that was all.
-
-        A line that is not finished yet is for the next time.
-        """
+        """Read what was appended, for about so many seconds; whether that was all, but for a line not finished yet."""
         began, is_torn = perf_counter(), False
         with open(self.path, "rb") as file:
             status = os.fstat(file.fileno())
@@ -70,13 +71,6 @@ class Columns:
                     break
         return is_torn or self._offset >= status.st_size
 
-    def _start(self) -> None:
-        self._arrays: dict[str, np.ndarray] = {}
-        self._size = self._offset = 0
-        self._inode = -1
-        self._last = -np.inf  # step
-        self.taken_back: list[dict[str, np.ndarray]] = []
-
     def _take(self, lines: list[bytes]) -> None:
         pending: list[dict[str, Any]] = []
         for data in lines:
@@ -87,8 +81,8 @@ class Columns:
                 continue
             if step <= self._last:
                 self._append(pending)
-                pending = []
                 self._cut(step)
+                pending = []
             pending.append(line)
             self._last = step
         self._append(pending)
@@ -103,9 +97,8 @@ class Columns:
             if values.ndim == 1:
                 with np.errstate(over="ignore"):
                     self._column(name)[first : self._size] = values
-        for name, array in self._arrays.items():
-            if len(array) < self._size:  # not in these lines
-                self._column(name)
+        for name in self._arrays:  # those that are not in these lines
+            self._column(name)
 
     def _column(self, name: str) -> np.ndarray:
         """The array of a column, long enough for all steps."""
@@ -119,8 +112,7 @@ class Columns:
     def _cut(self, step: float) -> None:
         """Take back the lines of this step and of later ones."""
         kept = int(np.searchsorted(self["step"], step))
-        gone = {name: self[name][kept:].copy() for name in ("step", "time", "tokens", "loss")}
-        self.taken_back.append(gone)
+        self.taken_back.append({name: self[name][kept:].copy() for name in ("step", "time", "tokens", "loss")})
         for name in self._arrays:
             self[name][kept:] = np.nan
         self._size = kept
@@ -161,16 +153,10 @@ def bucket_starts(steps: int, points: int, places: Iterable[int] = ()) -> np.nda
     return np.flatnonzero(starts)
 
 
-def bucketed(
-    values: np.ndarray,  # (steps,)
-    starts: np.ndarray,  # (buckets,)
-) -> Buckets:
+def bucketed(values: np.ndarray, starts: np.ndarray) -> Buckets:  # (steps,), (buckets,)
     """Values that are not finite count for nothing."""
     values = values.astype(np.float64)
     finite = np.isfinite(values)
-    if len(starts) == len(values):
-        alone = np.where(finite, values, np.nan)
-        return Buckets(alone, alone, alone)
     found = np.add.reduceat(finite.astype(np.int64), starts)
     low = np.minimum.reduceat(np.where(finite, values, np.inf), starts)
     high = np.maximum.reduceat(np.where(finite, values, -np.inf), starts)

@@ -1,7 +1,5 @@
 """The data of the page about each run: plain, decimated, in the units that the page shows."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections.abc import Callable, Sequence
@@ -10,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from fasttrain.config import Config
-from fasttrain.config_toml import to_toml
+from fasttrain.config_toml import flat, to_toml
 from fasttrain.events import Event, EventKind, Severity
 from fasttrain.tools.report.columns import bucket_starts, bucketed
-from fasttrain.tools.report.record import CheckpointEntry, RunRecord, RunState, flat
+from fasttrain.tools.report.record import CheckpointEntry, RunRecord, RunState
 
 NUMBERS = 220_000  # in all curves of a page: about 1.5 MB
 MOST, LEAST = 1500, 150  # points of a curve
@@ -64,7 +62,7 @@ def figures(record: RunRecord) -> dict[str, Any]:
 
 
 def _run(record: RunRecord, state: RunState, points: int) -> dict[str, Any]:
-    columns, steps = record.columns, record.columns["step"]
+    columns, steps, known = record.columns, record.columns["step"], record.metadata
     planned = record.settings.get("batch.steps")
     places = [int(np.searchsorted(steps, event.step)) for event in _by_weight(record.events)]
     starts = bucket_starts(len(columns), points, [place for place in places if place < len(steps)])
@@ -81,12 +79,8 @@ def _run(record: RunRecord, state: RunState, points: int) -> dict[str, Any]:
         left=_seconds_left(record, planned) if state.name == "running" else None,
         began=float(columns["time"][0]),
         written=record.last_written,
-        parameters=record.metadata.get("parameters"),
-        hardware=record.metadata.get("hardware"),
-        world_size=record.metadata.get("world_size"),
-        versions={
-            name: str(record.metadata[name]) for name in ("fasttrain", "torch", "python") if name in record.metadata
-        },
+        **{name: known.get(name) for name in ("parameters", "hardware", "world_size")},
+        versions={name: str(known[name]) for name in ("fasttrain", "torch", "python") if name in known},
         figures=figures(record),
         x=_places(record, steps[ends], columns["time"][ends]),
         first=steps[starts].astype(np.int64) if len(starts) < len(columns) else None,
@@ -158,9 +152,8 @@ def _figure(lines: list[dict[str, Any]], key: str) -> np.ndarray:
 
 def _main_validations(record: RunRecord) -> list[dict[str, Any]]:
     """Those of the held-out documents, or of the first set."""
-    names = list(dict.fromkeys(line["set"] for line in record.validations))
-    main = "held-out" if "held-out" in names else next(iter(names), None)
-    lines = [line for line in record.validations if line["set"] == main]
+    names = [line["set"] for line in record.validations]
+    lines = [line for line in record.validations if line["set"] == ("held-out" if "held-out" in names else names[0])]
     return [line for line in lines if line.get("loss") is not None and math.isfinite(line["loss"])]
 
 
@@ -169,12 +162,15 @@ def _event(record: RunRecord, event: Event) -> dict[str, Any]:
     x = {axis: float(value[0]) for axis, value in places.items()}
     if event.tokens is not None:
         x["tokens"] = float(event.tokens)
-    content = event.line() | dict(severity=event.severity, x=x)
+    content = event.line() | dict(
+        severity=event.severity,
+        x=x,
+        text=_cut(event.text),
+        evidence={str(key): _cut(_shown(value)) for key, value in event.evidence.items()},
+        documents=[_cut(document, 300) for document in event.documents[:DOCUMENTS]],
+        more_documents=max(len(event.documents) - DOCUMENTS, 0),
+    )
     del content["tokens"]
-    content["text"] = _cut(event.text)
-    content["evidence"] = {str(key): _cut(_shown(value)) for key, value in event.evidence.items()}
-    content["documents"] = [_cut(document, 300) for document in event.documents[:DOCUMENTS]]
-    content["more_documents"] = max(len(event.documents) - DOCUMENTS, 0)
     return content
 
 
@@ -188,17 +184,16 @@ def _latest(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _checkpoints(checkpoints: list[CheckpointEntry]) -> list[dict[str, Any]]:
     standing = [saved for saved in checkpoints if saved.state in ("committed", "valid")]
     scored = [saved for saved in standing if saved.loss is not None and math.isfinite(saved.loss)]
-    best = min(scored, key=lambda saved: (saved.loss, -saved.step), default=None)
-    rows = []
-    for saved in checkpoints:
-        marks = [name for name, one in (("newest", standing[-1:]), ("best", [best])) if saved in one]
-        rows.append(saved._asdict() | dict(path=str(saved.path), marks=marks))
-    return rows
+    marked = {"newest": standing[-1:], "best": sorted(scored, key=lambda saved: (saved.loss, -saved.step))[:1]}
+    return [
+        saved._asdict() | dict(path=str(saved.path), marks=[name for name, one in marked.items() if saved in one])
+        for saved in checkpoints
+    ]
 
 
 def _sections(settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Settings as config.toml has them, and which of them are not the defaults."""
-    defaults = flat(tomllib.loads(to_toml(Config())))
+    defaults = dict(flat(tomllib.loads(to_toml(Config()))))
     sections: dict[str, list[dict[str, Any]]] = {}
     for key, value in settings.items():
         section, _, name = key.rpartition(".") if "." not in key else key.partition(".")

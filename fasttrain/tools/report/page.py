@@ -4,8 +4,6 @@ Whatever a run has written is data in it, never markup: the scripts put it in as
 script run but its own, and no request leave.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html
@@ -16,6 +14,7 @@ import time
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import numpy as np
@@ -63,23 +62,20 @@ def page(records: Sequence[RunRecord], *, running: bool | None = None) -> str:
     states = [state_of(record, running=running) for record in records]
     content = page_content(records, states) | dict(written=time.time(), version=fasttrain.__version__)
     script = "\n".join(["(() => {", '"use strict";', *map(_asset, SCRIPTS), "})();"])
-    parts = dict(
+    return Template(_asset("page.html")).substitute(  # what is put in is not looked at again
         title=html.escape(f"{', '.join(record.name for record in records)} · fasttrain"),
         policy=f"default-src 'none'; style-src {_hash(style := _asset('page.css'))}; script-src {_hash(script)}",
         style=style,
         data=encoded(content),
         script=script,
     )
-    return "".join(
-        parts[piece] if place % 2 else piece for place, piece in enumerate(_asset("page.html").split("@@"))
-    )  # @@title@@ and so on; what is put in is not looked at again
 
 
 def encoded(value: Any) -> str:
     """JSON without anything that could end a script element. nan and infinities are null."""
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        return f"[{','.join([f'{v:.6g}' if v - v == 0 else 'null' for v in value.tolist()])}]"
     if isinstance(value, np.ndarray):
-        if value.dtype.kind == "f":
-            return f"[{','.join([f'{v:.6g}' if v - v == 0 else 'null' for v in value.tolist()])}]"
         return f"[{','.join(map(str, value.tolist()))}]"
     if isinstance(value, dict):
         return f"{{{','.join(f'{encoded(str(key))}:{encoded(item)}' for key, item in value.items())}}}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,11 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = ("#0b6bb3", "#cf5c0a", "#0c8562", "#a6508f", "#a87b00", "#2b96c4", "#6b6f76", "#8a4b2d")
-LEVELS: dict[Severity, str] = {
-    Severity.ERROR: "#c4232d",
-    Severity.ACTION: "#6b46b3",
-    Severity.WARNING: "#b06f00",
-}  # information is not drawn
+# Information is not drawn
+LEVELS = {Severity.ERROR: "#c4232d", Severity.ACTION: "#6b46b3", Severity.WARNING: "#b06f00"}
 PARTS = {
     **{"data": "#e69f00", "wait": "#d9c93a", "forward": "#56b4e9"},
     **{"backward": "#0072b2", "optimizer": "#009e73", "record": "#9aa1aa"},
@@ -56,33 +54,24 @@ PANELS = (
 
 def draw(records: Sequence[RunRecord], path: Path) -> list[Path]:
     """All panels in one file; or in a directory, each in its own. What was written."""
+    panels = {panel.name: partial(_panel, records=records, panel=panel) for panel in PANELS}
+    panels["step_time"] = partial(_step_time, record=records[0])
     if path.suffix in SUFFIXES:
         figure = Figure(figsize=(12, 10), layout="constrained")
-        places = figure.add_gridspec(4, 2, height_ratios=(1.4, 1, 1, 1))
-        axes = [figure.add_subplot(places[0, :]), *(figure.add_subplot(places[1 + i // 2, i % 2]) for i in range(5))]
-        axes.append(figure.add_subplot(places[3, 1]))
-        for panel, ax in zip(PANELS, axes, strict=False):
-            _panel(ax, records, panel)
-        _step_time(axes[-1], records[0])
+        axes = figure.subplot_mosaic("AA;BC;DE;FG", height_ratios=(1.4, 1, 1, 1))
+        for draw_panel, ax in zip(panels.values(), axes.values(), strict=True):
+            draw_panel(ax)
         figure.suptitle(", ".join(record.name for record in records))
-        return [_saved(figure, path)]
+        figure.savefig(path, dpi=120)
+        return [path]
     if path.suffix:
         raise ValueError(f"--png {path}: a picture is {' or '.join(SUFFIXES)}, or name a directory")
     path.mkdir(parents=True, exist_ok=True)
-    drawn = {panel.name: _with(lambda ax, panel=panel: _panel(ax, records, panel)) for panel in PANELS}  # type: ignore[misc]
-    drawn["step_time"] = _with(lambda ax: _step_time(ax, records[0]))
-    return [_saved(figure, path / f"{name}.png") for name, figure in drawn.items()]
-
-
-def _with(fill: Callable[[Axes], None]) -> Figure:
-    figure = Figure(figsize=(10, 5), layout="constrained")
-    fill(figure.subplots())
-    return figure
-
-
-def _saved(figure: Figure, path: Path) -> Path:
-    figure.savefig(path, dpi=120)
-    return path
+    for name, draw_panel in panels.items():
+        figure = Figure(figsize=(10, 5), layout="constrained")
+        draw_panel(figure.subplots())
+        figure.savefig(path / f"{name}.png", dpi=120)
+    return [path / f"{name}.png" for name in panels]
 
 
 def _panel(ax: Axes, records: Sequence[RunRecord], panel: Panel) -> None:
@@ -105,12 +94,11 @@ def _panel(ax: Axes, records: Sequence[RunRecord], panel: Panel) -> None:
 
 def _step_time(ax: Axes, record: RunRecord) -> None:
     """Stacked phases of one run: those of several would hide each other."""
-    names = [name for name in record.columns.names if name.startswith("time/")]
-    names = [name for name in names if name not in ("time/validation", "time/checkpoint")]
-    if names:
-        curves = [_curve(record, name) for name in names]
+    parts = [name.removeprefix("time/") for name in record.columns.names if name.startswith("time/")]
+    parts = [part for part in parts if part not in ("validation", "checkpoint")]
+    if parts:
+        curves = [_curve(record, f"time/{part}") for part in parts]
         stack = [np.nan_to_num(buckets.mean) * 1e3 for _, buckets in curves]
-        parts = [name.removeprefix("time/") for name in names]
         colours = [PARTS.get(part, OTHER) for part in parts]
         ax.stackplot(curves[0][0], *stack, labels=parts, colors=colours, alpha=0.9, lw=0)
         ax.set_ylim(0, float(np.quantile(np.sum(stack, axis=0), 0.98)) * 1.25)

@@ -2,26 +2,22 @@
 has finished, was stopped or has failed.
 """
 
-from __future__ import annotations
-
 import contextlib
-import dataclasses
-import json
 import os
 import re
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fasttrain import config
 from fasttrain.checkpoint import Checkpoint, committed_paths
 from fasttrain.checkpoint.retention import quarantined
-from fasttrain.data.dataset import NAME as DATASET
+from fasttrain.config_toml import flat, from_toml
+from fasttrain.data.segments import read_segments
 from fasttrain.events import ENDS, FAILURES, STARTS, Event, EventKind
 from fasttrain.flops import num_parameters
 from fasttrain.fs import is_locked
@@ -35,11 +31,8 @@ _FRESH = 120.0  # seconds since its last line, for which a run counts as alive i
 class Clock:
     """Hours of training: what lies between two processes of a run does not count."""
 
-    def __init__(
-        self,
-        starts: np.ndarray,  # when its processes began, ascending
-        moments: np.ndarray,  # when it wrote a line of any kind, ascending
-    ) -> None:
+    def __init__(self, starts: np.ndarray, moments: np.ndarray) -> None:
+        """When its processes began, and when it wrote a line of any kind; both ascending."""
         self._starts = starts if len(starts) else moments[:1]
         last = np.searchsorted(moments, self._starts[1:], side="left") - 1  # of each process but the newest
         ends = np.maximum(moments[np.maximum(last, 0)], self._starts[:-1])
@@ -95,47 +88,36 @@ def catch_up(runs: Sequence[Path], *, patience: float) -> bool:
     return all(done)
 
 
-def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Keys with dots."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
-
-
 def _read(run: Path, name: str, *, verify: bool) -> RunRecord:
     columns = columns_of(_metrics(run))
     columns.refresh()
     if not len(columns):
         raise ValueError(f"{RunDir(run).metrics} has no step yet; wait for the first one")
     events = [Event.of(line) for line in read_events(run)]
-    settings = _settings(run)
+    settings: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        settings = dict(flat(tomllib.loads(RunDir(run).config.read_text("utf-8"))))
     written = [columns["time"], *(gone["time"] for gone in columns.taken_back), [event.time for event in events]]
     moments = np.concatenate([np.asarray(times, dtype=np.float64) for times in written])
     starts = np.array(sorted(event.time for event in events if event.kind in STARTS))
     return RunRecord(
-        path=run, name=name, columns=columns, events=events, settings=flat(settings),
-        validations=read_validations(run),
-        evaluations=read_evaluations(run),
+        path=run, name=name, columns=columns, events=events, settings=settings,
+        validations=read_validations(run), evaluations=read_evaluations(run),
         checkpoints=_checkpoints(RunDir(run).checkpoints, verify=verify),
         clock=Clock(starts, np.sort(moments[np.isfinite(moments)])),
-        metadata=_metadata(run, settings, events),
+        metadata=_metadata(run, events),
     )  # fmt: skip
 
 
 def _metrics(run: Path) -> Path:
-    path = RunDir(run).metrics
+    rundir, path = RunDir(run), RunDir(run).metrics
+    if path.exists():
+        return path
     if not run.is_dir():
         raise FileNotFoundError(f"{run} {'is not a directory' if run.exists() else 'does not exist'}; name a run")
-    if not path.exists():
-        traces = (RunDir(run).config, RunDir(run).segments)
-        if any(trace.exists() for trace in traces):
-            raise ValueError(f"{run} has no {path.name} yet; wait for the first step")
-        raise ValueError(f"{run} is not the directory of a run: it has no {path.name}")
-    return path
+    if rundir.config.exists() or rundir.segments.exists():
+        raise ValueError(f"{run} has no {path.name} yet; wait for the first step")
+    raise ValueError(f"{run} is not the directory of a run: it has no {path.name}")
 
 
 def _names(runs: list[Path]) -> list[str]:
@@ -146,13 +128,6 @@ def _names(runs: list[Path]) -> list[str]:
         if len(set(names)) == len(names):
             break
     return names
-
-
-def _settings(run: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(RunDir(run).config.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
 
 
 def _checkpoints(directory: Path, *, verify: bool) -> list[CheckpointEntry]:
@@ -175,33 +150,22 @@ def _saved(path: Path, state: str, *, verify: bool) -> CheckpointEntry:
     return CheckpointEntry(path, checkpoint.step, time, checkpoint.bytes, checkpoint.loss, state)
 
 
-def _metadata(run: Path, settings: dict[str, Any], events: list[Event]) -> dict[str, Any]:
+def _metadata(run: Path, events: list[Event]) -> dict[str, Any]:
     """Read what its last start says, and the rest as far as files tell."""
     metadata: dict[str, Any] = {}
     for event in events:
         if event.kind in STARTS:
             metadata |= event.evidence
-    try:
-        segment = json.loads(RunDir(run).segments.read_text().splitlines()[-1])
-        metadata.setdefault("world_size", segment["dp_size"])
-    except (OSError, ValueError, LookupError):
-        segment = {}
+    # Settings of another version, or data that is gone: then they are not known.
+    unknown = contextlib.suppress(OSError, ValueError, LookupError, TypeError)
+    with unknown:
+        metadata.setdefault("world_size", read_segments(run)[-1].dp_size)
     if "parameters" not in metadata:
-        # Settings of another version, or data that is gone: then they are not known.
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            metadata["parameters"] = _parameters(settings["model"], segment)
+        with unknown:
+            model = from_toml(RunDir(run).config.read_text("utf-8")).model
+            vocab = model.vocab or -(-read_segments(run)[-1].open().first.vocab // 64) * 64
+            metadata["parameters"] = num_parameters(model, vocab).total
     return metadata
-
-
-def _parameters(model: dict[str, Any], segment: dict[str, Any]) -> int:
-    known = {field.name for field in dataclasses.fields(config.ModelConfig)}
-    vocab = model["vocab"]
-    if vocab == "None":  # of the data, as a run rounds it up
-        data = segment["data"]
-        path = data["path"] or next(iter(data["mixture"].values()))["path"]
-        vocab = -(-json.loads((Path(path) / DATASET).read_text())["vocab"] // 64) * 64
-    settings = config.ModelConfig(**{key: value for key, value in model.items() if key in known} | dict(vocab=vocab))
-    return num_parameters(settings, vocab).total
 
 
 class RunState(NamedTuple):
@@ -212,7 +176,8 @@ class RunState(NamedTuple):
 def state_of(record: RunRecord, *, running: bool | None = None, now: float | None = None) -> RunState:
     """running: whoever asks knows it; None: find out."""
     done, planned = int(record.columns["step"][-1]), record.settings.get("batch.steps")
-    since = _since_start(record.events)
+    first = max((place for place, event in enumerate(record.events) if event.kind in STARTS), default=0)
+    since = record.events[first:]  # of the newest process of the run
     if running is None:
         running = _is_alive(record, since, done, planned, time.time() if now is None else now)
     if running:
@@ -226,12 +191,6 @@ def state_of(record: RunRecord, *, running: bool | None = None, now: float | Non
         return RunState("finished")
     moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.last_written))
     return RunState("failed", f"no word since {moment}: killed, or crashed")
-
-
-def _since_start(events: list[Event]) -> list[Event]:
-    """Events of the newest process of the run."""
-    first = max((place for place, event in enumerate(events) if event.kind in STARTS), default=0)
-    return events[first:]
 
 
 def _is_alive(record: RunRecord, since: list[Event], done: int, planned: int | None, now: float) -> bool:

@@ -18,7 +18,7 @@ from fasttrain import config
 from fasttrain.checkpoint import Checkpoint, Saved
 from fasttrain.checkpoint.saver import Checkpoints
 from fasttrain.model import Decoder
-from fasttrain.optim import make_optimizer, make_scaler
+from fasttrain.optim.optimizer import make_optimizer, make_scaler
 from tests import ranks
 
 CPU = torch.device("cpu")

@@ -16,6 +16,7 @@ from fasttrain.checkpoint.disk_space import before_save
 from fasttrain.checkpoint.retention import expendable
 from fasttrain.flops import state_bytes
 from fasttrain.fs import HashedFile, free_bytes
+from fasttrain.optimizers import OPTIMIZERS, OptimizerKind
 from tests.fasttrain.checkpoint.subject import KEEP_ALL, TINY, VOCAB, Subject, gloo
 
 MB = 10**6
@@ -128,10 +129,10 @@ def test_texts_have_the_numbers_and_the_remedy(tmp_path: Path) -> None:
     assert "keep fewer checkpoints (checkpoint.keep_last" in str(short)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_the_size_of_a_checkpoint_is_known_before_there_is_one(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_the_size_of_a_checkpoint_is_known_before_there_is_one(tmp_path: Path, kind: OptimizerKind) -> None:
     """With many parameters. Those of this one are few, and their names take more room than they do."""
-    expected = checkpoint_bytes(tmp_path, state_bytes(TINY, VOCAB, muon=kind == "muon"))
+    expected = checkpoint_bytes(tmp_path, state_bytes(TINY, VOCAB, kind))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with Checkpoints(tmp_path, KEEP_ALL, group=gloo()) as saver:

@@ -136,7 +136,7 @@ def test_interactive_from_a_pipe(small_run, capsys, monkeypatch, texts):
 def test_interactive_at_a_terminal(small_run: Path):
     """Through a pty: it asks, shows the prompt in bold and the text after it, and ends with Ctrl-D."""
     parent, child = pty.openpty()
-    command = [sys.executable, "-m", "fasttrain.cli", "generate", str(small_run), "--interactive", "--tokens", "4"]
+    command = [sys.executable, "-m", "fasttrain", "generate", str(small_run), "--interactive", "--tokens", "4"]
     process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, close_fds=True)
     os.close(child)
     os.set_blocking(parent, False)

@@ -101,7 +101,7 @@ def test_a_directory_of_something_else(tmp_path):
 def test_a_description_of_another_program(tmp_path, text):
     (tmp_path / "dataset.json").write_text(text)
     path = tmp_path / "dataset.json"
-    message = f'dataset: {path} does not say "format": "fasttrain dataset", so another program has written it'
+    message = f'dataset: {path} does not say "format": "fasttrain dataset"; another program has written it'
     assert fails(lambda: open_dataset(tmp_path)) == message
 
 

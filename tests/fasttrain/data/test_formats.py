@@ -334,8 +334,8 @@ def test_a_prepared_dataset_is_ours_whatever_lies_beside_it(make_dataset):
         (
             "model.bin",
             raw(1, 2),
-            "has no header of llm.c (it begins with 01 00 02 00), and only train.bin and val.bin are read as tokens "
-            "without header; if it is that, call it train.bin",
+            "has no header of llm.c (it begins with 01 00 02 00); if it is tokens without header, call it train.bin or "
+            "val.bin",
         ),
         (
             "a_train_0.bin",
@@ -411,30 +411,26 @@ def test_validation_data_alone(tmp_path):
 def test_half_a_dataset_of_megatron(tmp_path):
     prefix = megatron(tmp_path / "x", [1, 2])
     (tmp_path / "x.bin").rename(tmp_path / "y.bin")
-    message = (
-        f"dataset: {tmp_path}/x.bin is missing, and {tmp_path}/x.idx alone is half a dataset of Megatron; copy both"
-    )
+    message = f"dataset: {tmp_path}/x.bin is missing, which {tmp_path}/x.idx belongs to (Megatron); copy both"
     for path in (prefix, tmp_path / "x.idx", tmp_path):
         assert fails(path, FileNotFoundError) == message
-    message = (
-        f"dataset: {tmp_path}/y.idx is missing, and {tmp_path}/y.bin alone is half a dataset of Megatron; copy both"
-    )
+    message = f"dataset: {tmp_path}/y.idx is missing, which {tmp_path}/y.bin belongs to (Megatron); copy both"
     assert fails(tmp_path / "y", FileNotFoundError) == message
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "begins with b'' instead of b'MMIDIDX\\x00\\x00': not an index of Megatron"),
+        (b"", "begins with b'' instead of b'MMIDIDX\\x00\\x00': not an index of Megatron; " + AGAIN),
         (
             index([3], [0, 1], magic=b"TNTIDX\x00\x00\x00"),
-            "begins with b'TNTIDX\\x00\\x00\\x00' instead of b'MMIDIDX\\x00\\x00': not an index of Megatron",
+            "begins with b'TNTIDX\\x00\\x00\\x00' instead of b'MMIDIDX\\x00\\x00': not an index of Megatron; " + AGAIN,
         ),
         (index([3], [0, 1])[:20], "has 20 bytes: truncated; " + AGAIN),
         (index([3], [0, 1], version=2), "has version 2, fasttrain reads version 1; write it again with that"),
         (
             index([3], [0, 1], code=7),
-            "has tokens of type 7, but tokens are integers: uint8 (1), int8 (2), int16 (3), int32 (4), int64 (5), "
+            "has tokens of type 7; tokens are integers: uint8 (1), int8 (2), int16 (3), int32 (4), int64 (5), "
             "uint16 (8)",
         ),
         (index([], [0]), "has 0 sequences in 0 documents: empty; " + AGAIN),
@@ -458,12 +454,12 @@ def test_an_index_of_other_tokens(tmp_path):
     write(tmp_path / "x.bin", raw(1, 2, 3))
     write(tmp_path / "x.idx", index([3, 1], [0, 1, 2]))
     assert fails(tmp_path / "x") == (
-        f"dataset: by {tmp_path}/x.idx, {tmp_path}/x.bin ends after 8 bytes, but it has 6: truncated, or the files do "
-        "not belong together; copy both again"
+        f"dataset: {tmp_path}/x.bin has 6 bytes instead of 8 by {tmp_path}/x.idx: truncated, or they do not belong "
+        "together; copy both again"
     )
     write(tmp_path / "x.idx", index([2, 1], [0, 1]))
     assert fails(tmp_path / "x") == (
-        f"dataset: by {tmp_path}/x.idx, documents go from sequence 0 to 1, but there are 2; {AGAIN}"
+        f"dataset: {tmp_path}/x.idx has documents from sequence 0 to 1, but 2 sequences; {AGAIN}"
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain.data.order import permuted, places_of, samples_of_run, samples_of_several
+from fasttrain.data.order import permuted, places_of, samples_at, samples_of_several
 
 EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
 FROZEN = [581, 852, 161, 624, 352, 363, 956, 889]
@@ -51,14 +51,14 @@ def test_the_place_of_a_sample_is_found_again(size, seed, epoch):
 
 def test_the_order_is_frozen():
     """A resumed run must see the order that it began with, so that no later version may change it."""
-    assert samples_of_run(0, 8, size=1000, seed=0).tolist() == FROZEN
+    assert samples_at(np.arange(8), size=1000, seed=0).tolist() == FROZEN
 
 
 @EXAMPLES
 @given(first=st.integers(0, 500), count=st.integers(1, 500), size=st.integers(1, 200))
 def test_a_segment_of_a_run_does_not_depend_on_where_it_is_split(first, count, size):
-    whole = samples_of_run(0, first + count, size=size, seed=3)
-    assert np.array_equal(samples_of_run(first, count, size=size, seed=3), whole[first:])
+    whole = samples_at(np.arange(first + count), size=size, seed=3)
+    assert np.array_equal(samples_at(np.arange(first, first + count), size=size, seed=3), whole[first:])
 
 
 @EXAMPLES
@@ -68,7 +68,7 @@ def test_samples_of_several_datasets_are_those_of_each(rows):
     sizes, seeds = [7, 1000, 123], [5, 2**63, 0]
     found = samples_of_several(datasets, numbers, sizes=sizes, seeds=seeds)
     for dataset, number, sample in zip(datasets, numbers, found, strict=True):
-        assert sample == samples_of_run(number, 1, size=sizes[dataset], seed=seeds[dataset])[0]
+        assert sample == samples_at(np.array([number]), size=sizes[dataset], seed=seeds[dataset])[0]
 
 
 def test_epochs_and_seeds_have_orders_of_their_own():
@@ -103,5 +103,5 @@ def test_in_long_epochs_nothing_predicts_the_next_sample(size):
 
 
 def test_a_run_visits_every_sample_equally_often():
-    seen = np.concatenate([samples_of_run(step * 24, 24, size=107, seed=0) for step in range(107)])
+    seen = np.concatenate([samples_at(np.arange(step * 24, step * 24 + 24), size=107, seed=0) for step in range(107)])
     assert np.all(np.bincount(seen, minlength=107) == 24)

@@ -1,5 +1,6 @@
 import math
 import re
+from contextlib import closing
 from io import StringIO
 from types import SimpleNamespace
 
@@ -46,7 +47,7 @@ def event(step, text):
 def shown(values, *, steps=400, first=119, last=120, every=1):
     """The lines of a log, of steps that are all alike."""
     console = Console(file=StringIO())
-    with Display(LogConfig(every=every), steps=steps, is_main=True, console=console) as view:
+    with closing(Display(LogConfig(every=every), steps=steps, is_main=True, console=console)) as view:
         for step in range(first, last + 1):
             view.step(step, values)
     return written(console).splitlines()
@@ -143,7 +144,7 @@ def test_validations_and_notes():
 
 
 def test_only_rank_0_prints(capsys):
-    with Display(LogConfig(), steps=400, is_main=False) as view:
+    with closing(Display(LogConfig(), steps=400, is_main=False)) as view:
         view.step(1, VALUES)
         view.validation(1, "held-out", dict(loss=1.0, perplexity=2.7, bits_per_byte=0.5))
         view.note("note")
@@ -151,7 +152,7 @@ def test_only_rank_0_prints(capsys):
 
 
 def test_lines_go_to_stdout(capsys):
-    with Display(LogConfig(), steps=400, is_main=True) as view:
+    with closing(Display(LogConfig(), steps=400, is_main=True)) as view:
         view.step(1, VALUES)
     out, err = capsys.readouterr()
     assert out.startswith("step     1/400  loss  3.214")
@@ -163,7 +164,7 @@ def test_lines_go_to_stdout(capsys):
 
 def test_the_live_view(clock):
     terminal = Terminal()
-    with Display(LogConfig(every=50), steps=400, is_main=True, console=terminal.console) as view:
+    with closing(Display(LogConfig(every=50), steps=400, is_main=True, console=terminal.console)) as view:
         view.step(199, VALUES)
         clock.now += 1
         view.step(200, VALUES)
@@ -178,7 +179,7 @@ def test_the_bar_grows(clock):
     bars = []
     for step in (4, 200, 400):
         terminal = Terminal()
-        with Display(LogConfig(), steps=400, is_main=True, console=terminal.console) as view:
+        with closing(Display(LogConfig(), steps=400, is_main=True, console=terminal.console)) as view:
             view.step(step, VALUES)
         bars.append(terminal.lines()[-2].count("━"))
     assert bars[0] < bars[1] < bars[2]
@@ -188,7 +189,7 @@ def test_the_bar_grows(clock):
 @pytest.mark.parametrize("steps", [400, 5_000_000])
 def test_the_live_view_fits_eighty_columns(values, steps, clock):
     terminal = Terminal()
-    with Display(LogConfig(), steps=steps, is_main=True, console=terminal.console) as view:
+    with closing(Display(LogConfig(), steps=steps, is_main=True, console=terminal.console)) as view:
         for step in (1, 2, 3):
             view.step(step, values)
             clock.now += 1
@@ -207,7 +208,7 @@ def test_the_live_view_fits_eighty_columns(values, steps, clock):
 ])  # fmt: skip
 def test_a_narrow_terminal_gets_fewer_figures(columns, figures, clock):
     terminal = Terminal(columns)
-    with Display(LogConfig(), steps=5_000_000, is_main=True, console=terminal.console) as view:
+    with closing(Display(LogConfig(), steps=5_000_000, is_main=True, console=terminal.console)) as view:
         for step in (3_000_000, 3_000_001):
             view.step(step, VALUES)
             clock.now += 1
@@ -221,7 +222,7 @@ def test_a_narrow_terminal_gets_fewer_figures(columns, figures, clock):
 
 def test_the_last_event_stays_in_view(clock):
     terminal = Terminal()
-    with Display(LogConfig(), steps=400, is_main=True, console=terminal.console) as view:
+    with closing(Display(LogConfig(), steps=400, is_main=True, console=terminal.console)) as view:
         view.step(97, VALUES)
         clock.now += 1
         view.note("step 97: saved")
@@ -238,7 +239,7 @@ def test_the_last_event_stays_in_view(clock):
 ])  # fmt: skip
 def test_information_does_not_take_the_place_of_an_event_that_counts(clock, kind, stays):
     terminal = Terminal()
-    with Display(LogConfig(), steps=400, is_main=True, console=terminal.console) as view:
+    with closing(Display(LogConfig(), steps=400, is_main=True, console=terminal.console)) as view:
         view.step(96, VALUES)
         view.event(Event.of(dict(step=97, kind=kind, text="it happened")))
         clock.now += 1
@@ -260,7 +261,7 @@ class AsciiFile(StringIO):
 def test_a_stream_that_knows_ascii_only(terminal, clock):
     """A sample of the model's may have any character; that must not end the run."""
     console = Console(force_terminal=terminal, width=80, file=AsciiFile(), _environ={})
-    with Display(LogConfig(), steps=400, is_main=True, console=console) as view:
+    with closing(Display(LogConfig(), steps=400, is_main=True, console=console)) as view:
         for step in (1, 2):
             view.step(step, VALUES)
             clock.now += 1
@@ -274,7 +275,7 @@ def test_a_stream_that_knows_ascii_only(terminal, clock):
 
 def test_a_full_disk_costs_lines_and_not_the_run(caplog):
     full = open("/dev/full", "w")  # noqa: SIM115
-    with Display(LogConfig(), steps=400, is_main=True, console=Console(file=full)) as view:
+    with closing(Display(LogConfig(), steps=400, is_main=True, console=Console(file=full))) as view:
         for step in (1, 2):
             view.step(step, VALUES)
     with pytest.raises(OSError, match="No space left"):  # its buffer is still full: nothing was written
@@ -287,14 +288,14 @@ def test_a_full_disk_costs_lines_and_not_the_run(caplog):
 def test_no_color_is_respected(clock):
     for environment, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
         console = Console(force_terminal=True, width=80, file=StringIO(), color_system="standard", _environ=environment)
-        with Display(LogConfig(), steps=400, is_main=True, console=console) as view:
+        with closing(Display(LogConfig(), steps=400, is_main=True, console=console)) as view:
             view.step(200, VALUES)
         assert bool(re.search(r"\x1b\[[39][0-9]m", written(console))) == coloured
 
 
 def test_a_fast_run_is_not_drawn_at_every_step(clock):
     terminal = Terminal()
-    with Display(LogConfig(), steps=400, is_main=True, console=terminal.console) as view:
+    with closing(Display(LogConfig(), steps=400, is_main=True, console=terminal.console)) as view:
         for step in range(1, 101):
             view.step(step, VALUES)
             clock.now += 0.01
@@ -303,7 +304,7 @@ def test_a_fast_run_is_not_drawn_at_every_step(clock):
 
 def test_the_last_step_is_drawn_in_any_case(clock):
     terminal = Terminal()
-    with Display(LogConfig(), steps=400, is_main=True, console=terminal.console) as view:
+    with closing(Display(LogConfig(), steps=400, is_main=True, console=terminal.console)) as view:
         view.step(399, VALUES)
         view.step(400, VALUES)
     assert terminal.lines()[-3].startswith("step 400/400 ")
@@ -311,7 +312,7 @@ def test_the_last_step_is_drawn_in_any_case(clock):
 
 def test_lines_that_stay_are_above_the_live_view(clock):
     terminal = Terminal()
-    with Display(LogConfig(), steps=400, is_main=True, console=terminal.console) as view:
+    with closing(Display(LogConfig(), steps=400, is_main=True, console=terminal.console)) as view:
         view.step(100, VALUES)
         view.validation(100, "held-out", dict(loss=3.4123, perplexity=30.336, bits_per_byte=1.432))
         print("a stray line")  # of a library: rich takes it above too

@@ -5,6 +5,7 @@ import re
 import socket
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -33,6 +34,7 @@ class recorder(Sinks):
     def __init__(self, run, log=QUIET, *, resume_step=0, is_main=True):
         options = SinkOptions(run=RunDir(run), log=log, config_toml=TOML, resume_step=resume_step)
         super().__init__(options, is_main=is_main)
+        self.step, self.validation, self.event = (partial(self.each, name) for name in ("step", "validation", "event"))
 
     def __enter__(self):
         return self

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fasttrain.monitor.slowdown import Exchange
-from fasttrain.optim import gradient_norms
+from fasttrain.optim.optimizer import gradient_norms
 from tests.fasttrain.checkpoint.subject import Subject, run_ranks, whole
 
 

@@ -28,7 +28,7 @@ def train(run: Path, part: str, *options: str) -> None:
     laps, measured = [], PhaseTimes.seconds
 
     def seconds(lap: PhaseTimes) -> dict[str, float]:
-        if "forward" not in lap._names:  # of the machine's matmul rate
+        if "forward" not in lap.names:  # of the machine's matmul rate
             return measured(lap)
         laps.append(lap)
         split = {"data": 0.001, "wait": 0.001, "forward": 0.03, "backward": 0.06, "optimizer": 0.007, "record": 0.001}

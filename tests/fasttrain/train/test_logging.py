@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from fasttrain.events import Event, EventKind
-from fasttrain.metrics import RunLogger, SavedNote, StepRecord, ValidationRecord
+from fasttrain.metrics import Note, RunLogger, StepRecord, ValidationRecord
 from tests.runs import train
 
 
@@ -32,7 +32,9 @@ def test_a_step_with_validation_and_save_enters_the_logger_once(tmp_path: Path) 
     assert kinds[1] == [StepRecord]
     for news in (kinds[2], kinds[5]):
         assert news[:2] == [StepRecord, StepRecord]  # the step before, and this one, which validation waits for
-        assert {ValidationRecord, Event, SavedNote} <= set(news)
+        assert {ValidationRecord, Event, Note} <= set(news)
+    for news in (steps[2], steps[5]):
+        assert [item.saved for item in news if isinstance(item, Note)].count(True) == 1
 
 
 def test_without_the_logger_a_run_decides_the_same(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ def test_as_a_set_would_say(batches, reopened):
     known: set[Any] = set()
     for number, batch in enumerate(batches):
         if number == reopened:
-            seen = SeenDigests(np.array(kept, DIGEST))
+            seen = SeenDigests(np.array(kept, DIGEST).tobytes())
         wanted = []
         for value in batch:
             wanted.append(value not in known)

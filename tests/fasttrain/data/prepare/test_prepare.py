@@ -312,7 +312,9 @@ def test_a_wrong_column_or_key_is_told_with_those_there_are(tmp_path):
     assert fails(path, settings=PrepareConfig(text_key="content")) == (
         f"prepare: {path} has no column 'content', but id, text; set --text-key"
     )
-    assert "the column 'id' of" in fails(path, settings=PrepareConfig(text_key="id"), restart=True)
+    assert "has int64, not text, in its column 'id'; set --text-key" in fails(
+        path, settings=PrepareConfig(text_key="id"), restart=True
+    )
     path = write(tmp_path / "x.jsonl", TEXTS)
     assert fails(path, settings=PrepareConfig(text_key="content"), restart=True) == (
         f"prepare: {path} has more bad lines than good ones, one of them line 1: no text (no string 'content'; it has "

@@ -1,6 +1,7 @@
 """Tokenizers from files, and an encoder that gives what the library gives, whatever the text."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,9 @@ from fasttrain.data.prepare import prepare
 from fasttrain.data.prepare import tokenizer as tokenizers
 from fasttrain.data.prepare.tokenizer import (
     SEPARATOR,
-    Encoder,
     TokenizerSpec,
     _Library,
+    encoder_of,
     loaded,
     plain_bytes,
     trained_on,
@@ -163,53 +164,53 @@ def variant(name: str) -> TokenizerSpec:
 
 
 @pytest.fixture(scope="module", params=["trained", "llama3", "qwen", "added"])
-def pair(request) -> tuple[Encoder, _Library]:
+def pair(request) -> tuple[Callable[[list[str]], list[bytes]], _Library]:
     vocabulary = variant(request.param)
-    encoder = Encoder(vocabulary, U2)
-    assert isinstance(getattr(encoder.encode, "__self__", None), tokenizers._Words)  # the quick way is taken
+    encoder = encoder_of(vocabulary, U2)
+    assert isinstance(getattr(encoder, "__self__", None), tokenizers._Words)  # the quick way is taken
     return encoder, _Library(vocabulary.json, U2)
 
 
 def test_texts_that_are_cut_in_strange_ways(pair):
     encoder, library = pair
-    assert encoder.encode(TROUBLE) == library.encode(TROUBLE)
-    assert encoder.encode(TROUBLE) == library.encode(TROUBLE)  # from memory
+    assert encoder(TROUBLE) == library.encode(TROUBLE)
+    assert encoder(TROUBLE) == library.encode(TROUBLE)  # from memory
 
 
 @settings(max_examples=150, deadline=None)
 @given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=4))
 def test_any_text(pair, texts):
     encoder, library = pair
-    assert encoder.encode(texts) == library.encode(texts)
+    assert encoder(texts) == library.encode(texts)
 
 
 @settings(max_examples=150, deadline=None)
 @given(text=st.text(st.sampled_from(" \t\r\n'_a\u017fsSreLl1½٣-.\x1c\u0301é日🎉")))
 def test_any_text_of_characters_that_patterns_tell_apart(pair, text):
     encoder, library = pair
-    assert encoder.encode([text]) == library.encode([text])
+    assert encoder([text]) == library.encode([text])
 
 
 def test_every_character_is_what_the_library_takes_it_for_or_left_to_it():
     vocabulary = variant("llama3")
-    encoder, library = Encoder(vocabulary, U2), _Library(vocabulary.json, U2)
+    encoder, library = encoder_of(vocabulary, U2), _Library(vocabulary.json, U2)
     codes = [*range(0x80, 0x3000), *range(0x3000, 0xD800, 16), *range(0xE000, 0x33000, 16)]
     odd = tokenizers._odd("".join(map(chr, codes)))
     assert "½" in odd
     letters = [chr(code) for code in codes if chr(code) not in odd]
     assert len(letters) > 0.9 * 0x3000
     text = "".join(f" a{letter}1{letter}" for letter in letters)
-    assert encoder.encode([text]) == library.encode([text])
+    assert encoder([text]) == library.encode([text])
 
 
 def test_memory_for_words_is_bounded(monkeypatch):
     monkeypatch.setattr("fasttrain.data.prepare.tokenizer.CACHED_WORDS", 50)
     monkeypatch.setattr("fasttrain.data.prepare.tokenizer.BATCH_CHARACTERS", 100)
-    encoder = Encoder(trained_on(TRAINING, 600), U2)
+    encoder = encoder_of(trained_on(TRAINING, 600), U2)
     library = _Library(trained_on(TRAINING, 600).json, U2)
     texts = [f"word{'x' * i} {'y' * 70}" for i in range(60)]
-    assert encoder.encode(texts) == library.encode(texts)
-    known = encoder.encode.__self__._known  # type: ignore[attr-defined]
+    assert encoder(texts) == library.encode(texts)
+    known = encoder.__self__._known  # type: ignore[attr-defined]
     assert len(known) < 60
     assert not any(len(word) > tokenizers.MAX_CACHED_WORD for word in known)
 
@@ -226,9 +227,9 @@ def test_memory_for_words_is_bounded(monkeypatch):
 def test_other_tokenizers_are_left_to_the_library(change):
     vocabulary = trained_on(TRAINING, 400)
     description = json.loads(vocabulary.json) | change
-    encoder = Encoder(vocabulary._replace(json=json.dumps(description)), U2)
-    assert isinstance(encoder.encode.__self__, _Library)  # type: ignore[attr-defined]
-    ids = np.frombuffer(encoder.encode([f"spelled {SEPARATOR} here"])[0], U2)
+    encoder = encoder_of(vocabulary._replace(json=json.dumps(description)), U2)
+    assert isinstance(getattr(encoder, "__self__", None), _Library)
+    ids = np.frombuffer(encoder([f"spelled {SEPARATOR} here"])[0], U2)
     assert len(ids) > 5
     assert vocabulary.separator not in ids
 
@@ -236,19 +237,19 @@ def test_other_tokenizers_are_left_to_the_library(change):
 def test_plain_bytes_are_what_the_library_makes_of_its_file():
     vocabulary = plain_bytes()
     assert (vocabulary.size, vocabulary.separator) == (257, 256)
-    encoder, library = Encoder(vocabulary, U2), _Library(vocabulary.json, U2)
-    assert not isinstance(getattr(encoder.encode, "__self__", None), _Library)
-    assert encoder.encode(TROUBLE) == library.encode(TROUBLE)
-    assert np.frombuffer(encoder.encode(["é\0"])[0], U2).tolist() == [0xC3, 0xA9, 0]
+    encoder, library = encoder_of(vocabulary, U2), _Library(vocabulary.json, U2)
+    assert not isinstance(getattr(encoder, "__self__", None), _Library)
+    assert encoder(TROUBLE) == library.encode(TROUBLE)
+    assert np.frombuffer(encoder(["é\0"])[0], U2).tolist() == [0xC3, 0xA9, 0]
 
 
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_tokens_decode_to_the_text(text):
     for vocabulary, encoder, tokenizer in KINDS:
-        ids = np.frombuffer(encoder.encode([text])[0], U2).tolist()
+        ids = np.frombuffer(encoder([text])[0], U2).tolist()
         assert vocabulary.separator not in ids
         assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-KINDS = [(v, Encoder(v, U2), Tokenizer.from_str(v.json)) for v in (trained_on(TRAINING, 400), plain_bytes())]
+KINDS = [(v, encoder_of(v, U2), Tokenizer.from_str(v.json)) for v in (trained_on(TRAINING, 400), plain_bytes())]

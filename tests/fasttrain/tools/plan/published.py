@@ -69,7 +69,6 @@ def _point(row: dict[str, Any], table: dict[str, Any]) -> Point:
         compiled=fused,
         recomputed=recomputed,
         recomputed_streaming=1.0 if recomputed else 0.0,
-        recomputed_attention=1.0 if recomputed == 1 else 0.0,
         gathers=0 if sharding == "ddp" else 2,
         reduced=row.get("reduced", 4),
         linear_loss=False,

@@ -92,5 +92,5 @@ def test_a_plan_that_fits_less_memory_is_told_apart(gpus):
     hardware = Hardware.of(find_gpu("a100-80gb"), gpus)
     plan = estimate(RECIPES["124m"](), hardware, vocab=50_304)
     assert plan.fits
-    low, high = plan.memory_band.low, plan.memory_band.high
-    assert low < plan.memory.bytes < high
+    low, high = plan.memory_gib.low, plan.memory_gib.high
+    assert low < plan.memory.bytes / 2**30 < high

@@ -24,7 +24,7 @@ def test_memory_within_a_tenth_and_speed_of_that_order(tmp_path):
     standard_library()
     out, environment = ["--out", str(tmp_path / "run")], os.environ | {"OMP_NUM_THREADS": "1"}
     # Through a shell: Linux counts the memory of whoever starts a process as the new one's peak
-    command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-m", "fasttrain.cli"]
+    command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-m", "fasttrain"]
     planned = subprocess.run(
         [*command, "plan", *RUN, *out, "--gpu", "cpu", "--json"], env=environment, capture_output=True
     )

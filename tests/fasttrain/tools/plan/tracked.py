@@ -24,7 +24,7 @@ from fasttrain import config
 from fasttrain.distributed.parallelize import before_backward, parallelize
 from fasttrain.distributed.runtime import DTYPES
 from fasttrain.model import Decoder
-from fasttrain.optim import clip, make_optimizer
+from fasttrain.optim.optimizer import clip, make_optimizer
 from fasttrain_kernels._registration import kernels_on_cpu
 from fasttrain_kernels.ops.linear_cross_entropy import op as linear_cross_entropy
 

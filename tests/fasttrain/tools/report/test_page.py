@@ -16,7 +16,7 @@ from fasttrain.tools.report.page import encoded, page, write_report
 from fasttrain.tools.report.record import read_records
 from tests.fasttrain.tools.report.made import event_line, make_run, steps, write_lines
 
-NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028&amp;@@style@@"
+NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028&amp;@@style@@$style${style}"
 
 
 def content(html: str) -> dict:

@@ -1,7 +1,0 @@
-"""python -m fasttrain.cli COMMAND: the same as fasttrain COMMAND."""
-
-import sys
-
-from fasttrain.cli import main
-
-sys.exit(main())

@@ -1,0 +1,22 @@
+"""The optimizers: what builds each, and what it needs. No torch, since the configuration and `plan` read it too."""
+
+from typing import Literal, NamedTuple
+
+OptimizerKind = Literal["adamw", "muon"]
+
+
+class OptimizerRow(NamedTuple):
+    """What the rest of the program knows of an optimizer."""
+
+    module: str  # with make(model, optim, device), and settings(optim, group): a group's options at the peak
+    matrix_bytes: int  # of state, for each element of the matrices of blocks
+    other_bytes: int  # and for each other parameter
+    whole_matrices: int = 0  # of the largest one's size that an update holds, beside the state
+    matrix_flops: int = 0  # of an update, for each element of a matrix and each of its rows or columns, the fewer
+
+
+OPTIMIZERS: dict[OptimizerKind, OptimizerRow] = {
+    "adamw": OptimizerRow("fasttrain.optim.adamw", matrix_bytes=8, other_bytes=8),
+    # It gathers a round of matrices and iterates on one, with three of its size: 5 times 2 M^2 N + M^3 multiply-adds
+    "muon": OptimizerRow("fasttrain.optim.muon", matrix_bytes=4, other_bytes=8, whole_matrices=4, matrix_flops=30),
+}
