@@ -115,12 +115,14 @@ class Examined(NamedTuple):
 def _examine(path: Path, *, verify: bool) -> Examined:
     """Read its checkpoint.json; to verify, all its files too."""
     from fasttrain.checkpoint import Checkpoint
+    from fasttrain.checkpoint.state import verify_weights
 
     checkpoint, fault = None, ""
     try:
         checkpoint = Checkpoint.read(path)
         if verify:
             checkpoint.verify()
+            verify_weights(checkpoint)
     except Exception as error:  # whatever the disk does, it is this checkpoint that has it
         fault = (str(error) or repr(error)).removeprefix("checkpoint: ").removesuffix("; resume from an earlier one")
     return Examined(path, checkpoint, fault)
