@@ -66,10 +66,6 @@ def _layout(tensor: Any) -> tuple[Any, ...]:
     return type(tensor), tensor.shape, tensor.dtype, local(tensor).shape, getattr(tensor, "placements", None)
 
 
-def _weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in state.items() if name.startswith("model.")}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Saved:
     """A checkpoint was committed."""
@@ -178,7 +174,7 @@ class Checkpoints:
         bad: list[str] = []
         try:
             # A rank without a state says so now, before the others wait for its share of the writing
-            found = on_all(self._group, lambda: not_finite(_weights(state.result())))
+            found = on_all(self._group, lambda: not_finite(state.result()))
             bad = [name for names in found for name in names]
             if bad:
                 raise Reason(

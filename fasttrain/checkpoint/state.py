@@ -47,8 +47,9 @@ def local(tensor: Any) -> Tensor:
 
 
 def not_finite(state: Mapping[str, Tensor]) -> list[str]:
-    """Names of the tensors that have a NaN or an infinity on this rank."""
-    ends = {name: local(tensor).aminmax() for name, tensor in state.items() if local(tensor).numel()}
+    """Names of the weights that have a NaN or an infinity on this rank."""
+    weights = {name: local(tensor) for name, tensor in state.items() if name.startswith("model.")}
+    ends = {name: weight.aminmax() for name, weight in weights.items() if weight.numel()}
     return [name for name, (low, high) in ends.items() if not (low.isfinite() and high.isfinite())]
 
 
