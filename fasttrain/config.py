@@ -3,10 +3,17 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from fasttrain.bounds import Bounded, Bounds
 from fasttrain.optimizers import OptimizerKind
 from fasttrain.units import plural
+
+# Ends that no run comes near, and at which arithmetic and plans still work
+STEPS, BATCH = Bounds(0, 10**9), Bounds(1, 10**6)
+WIDTH, VOCAB = Bounds(1, 10**6), Bounds(1, 10**8)
+RATE, SHARE = Bounds(0, 1000, without=0), Bounds(0, 1, without=1)
+SEED = Bounds(0, 2**63 - 1)  # a file of TOML has no greater number
 
 
 def _require(condition: bool, message: str) -> None:
@@ -15,63 +22,64 @@ def _require(condition: bool, message: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Bounded):
     """The decoder: Qwen3's, or Llama's without qk_norm."""
 
-    layers: int = 6
+    layers: Annotated[int, Bounds(1, 10_000)] = 6
     """Number of blocks."""
-    hidden: int = 384
+    hidden: Annotated[int, WIDTH] = 384
     """Width of the residual stream."""
-    heads: int = 6
+    heads: Annotated[int, WIDTH] = 6
     """Query heads."""
-    kv_heads: int = 6
+    kv_heads: Annotated[int, WIDTH] = 6
     """Key and value heads; fewer than heads is grouped-query attention."""
-    head_dim: int = 64
+    head_dim: Annotated[int, Bounds(2, 10_000)] = 64
     """Width of a head."""
-    ffn: int = 1024
+    ffn: Annotated[int, Bounds(1, 10**7)] = 1024
     """Width of the feed-forward layer."""
-    vocab: int | None = None
+    vocab: Annotated[int | None, VOCAB] = None
     """Rows of the embedding; None: the tokenizer's, rounded up to a multiple of 64."""
     qk_norm: bool = True
     """Norm queries and keys per head, before the rotation."""
-    rope_theta: float = 10_000.0
+    rope_theta: Annotated[float, Bounds(1, 10**12)] = 10_000.0
     """Base of the rotary frequencies."""
-    norm_eps: float = 1e-6
+    norm_eps: Annotated[float, Bounds(1e-20, 1)] = 1e-6
     """Added to the mean square in every norm."""
     tied_head: bool = True
     """The output head is the embedding."""
-    dropout: float = 0.0
+    dropout: Annotated[float, SHARE] = 0.0
     """Of what each block adds to the residual stream."""
-    attention_dropout: float = 0.0
+    attention_dropout: Annotated[float, SHARE] = 0.0
     """Of attention weights; needs data.document_mask off."""
-    init_std: float = 0.02
+    init_std: Annotated[float, Bounds(0, 10, without=0)] = 0.02
     """Of the truncated-normal initial weights; projections into the residual stream get 1 / sqrt(2 * layers) of it."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _require(
             self.heads % self.kv_heads == 0,
             f"model.heads ({self.heads}) must be a multiple of model.kv_heads ({self.kv_heads})",
         )
         _require(self.head_dim % 2 == 0, f"model.head_dim ({self.head_dim}) must be even, for rotary pairs")
-        for name in ("dropout", "attention_dropout"):
-            value = getattr(self, name)
-            _require(0 <= value < 1, f"model.{name} ({value}) must be at least 0 and below 1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComponentConfig:
+class ComponentConfig(Bounded):
     """A dataset of a mixture."""
 
     path: Path
     """As data.path."""
-    weight: float = 1.0
+    weight: Annotated[float, Bounds(1e-9, 10**15)] = 1.0
     """Its share of the tokens is this over the sum of all weights."""
-    epochs: float = 0.0
+    epochs: Annotated[float, Bounds(0, 10**6)] = 0.0
     """It is seen so often at most, and the others take its place from then on; 0: no limit."""
+
+    def __post_init__(self) -> None:
+        """DataConfig checks its bounds, and knows its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(Bounded):
     """Which tokens, in which order."""
 
     path: Path | None = None
@@ -81,47 +89,45 @@ class DataConfig:
     """Several datasets by name, in place of path: data.mixture.NAME.path, .weight, .epochs."""
     tokenizer: Path | None = None
     """tokenizer.json of data that comes without one; None: no bits per byte, no sample of text."""
-    vocab: int | None = None
+    vocab: Annotated[int | None, VOCAB] = None
     """Tokens of data that does not say; None: as the tokenizer or the format has it, or GPT-2's."""
-    separator: int | None = None
+    separator: Annotated[int | None, Bounds(-1, 10**8)] = None
     """The token between documents of data that does not say, -1: none; None: as the vocabulary has it."""
-    sequence: int = 256
+    sequence: Annotated[int, Bounds(2, 10**7)] = 256
     """Tokens of a sample."""
     document_mask: bool = True
     """Attention and positions stay within a document; off: a sample is one text."""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Of the order of samples."""
-    prefetch: int = 4
+    prefetch: Annotated[int, Bounds(0, 10_000)] = 4
     """Batches read ahead in the background."""
     lint: Literal["stop", "warn", "off"] = "stop"
     """Look at samples of the data before the first step; stop: errors end the run; warn: they are events of it."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _require(
             self.path is None or not self.mixture,
             f"data.path ({self.path}) and data.mixture ({', '.join(self.mixture)}) exclude each other; add a component "
             "with that path to the mixture, or remove one of them",
         )
         for name, component in self.mixture.items():
-            weight, epochs = component.weight, component.epochs
-            _require(0 < weight < math.inf, f"data.mixture.{name}.weight ({weight}) must be above 0")
-            _require(0 <= epochs < math.inf, f"data.mixture.{name}.epochs ({epochs}) must be 0, for no limit, or above")
+            component.check_bounds(f"data.mixture.{name}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchConfig:
+class BatchConfig(Bounded):
     """How many tokens a step sees, and in what micro-batches."""
 
-    steps: int = 300
+    steps: Annotated[int, Bounds(1, 10**9)] = 300
     """Length of the run."""
-    sequences: int = 16
+    sequences: Annotated[int, BATCH] = 16
     """Sequences of a step, over all ranks."""
-    micro: int = 8
+    micro: Annotated[int, BATCH] = 8
     """Sequences of a rank's forward pass; the rest of its share is accumulated."""
 
     def __post_init__(self) -> None:
-        _require(self.steps > 0, f"batch.steps ({self.steps}) must be at least 1")
-        _require(self.micro > 0, f"batch.micro ({self.micro}) must be at least 1")
+        super().__post_init__()
         _require(not self.indivisible(1), self.indivisible(1))
 
     def indivisible(self, dp_size: int) -> str:
@@ -139,57 +145,48 @@ class BatchConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimConfig:
+class OptimConfig(Bounded):
     """The optimizer and its learning rate."""
 
     kind: OptimizerKind = "adamw"
     """muon: for the matrices of blocks, AdamW for everything else."""
-    lr: float = 1e-3
+    lr: Annotated[float, RATE] = 1e-3
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: Annotated[tuple[float, float], SHARE] = (0.9, 0.95)
     """AdamW's decay rates of the moments."""
-    eps: float = 1e-8
+    eps: Annotated[float, Bounds(1e-30, 1)] = 1e-8
     """AdamW's guard against division by zero."""
-    weight_decay: float = 0.1
+    weight_decay: Annotated[float, Bounds(0, 100)] = 0.1
     """Of matrices, the embedding included, times the learning rate; norms and biases have none."""
-    clip: float = 1.0
+    clip: Annotated[float, Bounds(0, 10**9)] = 1.0
     """Greatest gradient norm; 0: no clipping."""
-    muon_lr: float = 0.02
+    muon_lr: Annotated[float, RATE] = 0.02
     """Peak learning rate of matrices under Muon."""
-    muon_momentum: float = 0.95
+    muon_momentum: Annotated[float, SHARE] = 0.95
     """Muon's momentum."""
     muon_adjust: Literal["original", "match_rms_adamw"] = "original"
     """How muon_lr is scaled by a matrix's shape; match_rms_adamw wants a rate as small as AdamW's."""
-    z_loss: float = 0.0
+    z_loss: Annotated[float, Bounds(0, 100)] = 0.0
     """Weight of the squared log-partition function in the loss."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
     """After the warm-up; wsd: constant, then linear over the last decay_fraction of the run."""
-    warmup: int = 20
+    warmup: Annotated[int, STEPS] = 20
     """Steps of linear warm-up."""
-    final: float = 0.1
+    final: Annotated[float, Bounds(0, 1)] = 0.1
     """Learning rate at the end, as a fraction of the peak."""
-    decay_fraction: float = 0.2
+    decay_fraction: Annotated[float, Bounds(0, 1, without=0)] = 0.2
     """Share of the run over which wsd decays."""
-
-    def __post_init__(self) -> None:
-        share = self.decay_fraction
-        _require(self.warmup >= 0, f"optim.warmup ({self.warmup}) must be at least 0; 0 starts at the peak")
-        _require(0 <= self.final <= 1, f"optim.final ({self.final}) is a fraction of optim.lr, from 0 to 1")
-        _require(
-            self.schedule != "wsd" or 0 < share <= 1,
-            f"optim.decay_fraction ({share}) is a share of the run: above 0, at most 1",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelConfig:
+class ParallelConfig(Bounded):
     """Where and how the model runs."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda where there is one."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Of matmuls and activations; weights stay fp32. auto: bf16 on GPUs, fp32 on CPUs. fp16 scales its loss."""
-    dp_replicate: int = 1
+    dp_replicate: Annotated[int, Bounds(1, 10**6)] = 1
     """Groups of ranks that each hold all the weights; more than 1 is HSDP. Ranks of one group shard the weights."""
     reshard_after_forward: bool = True
     """Free a block's gathered weights after each use; off: hold them until the last backward of a step (ZeRO-2)."""
@@ -200,7 +197,7 @@ class ParallelConfig:
     """torch.compile each block; auto: where a compiler is installed and the run is long enough to pay for it."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations to recompute in backward; selective: all but matmuls and attention."""
-    timeout: int = 600
+    timeout: Annotated[int, Bounds(1, 10**7)] = 600
     """Seconds within which all ranks have ended when one of them died or hangs."""
 
     def indivisible(self, ranks: int) -> str:
@@ -215,80 +212,72 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(Bounded):
     """When to save, and what to keep."""
 
-    every: int = 100
+    every: Annotated[int, STEPS] = 100
     """Steps between checkpoints; the last step always saves. 0: only the last."""
-    keep_last: int = 3
+    keep_last: Annotated[int, Bounds(1, 10**6)] = 3
     """Newest checkpoints to keep."""
     keep_best: bool = True
     """Keep the one with the lowest validation loss too."""
-    keep_every: int = 0
+    keep_every: Annotated[int, STEPS] = 0
     """Keep each checkpoint whose step is a multiple of this too; 0: none."""
     background: bool = True
     """Write while training continues."""
-    retries: int = 5
+    retries: Annotated[int, Bounds(0, 10**6)] = 5
     """Retries of a failed save, every few steps, before the run does what on_save_failure says."""
     on_save_failure: Literal["pause", "stop"] = "pause"
     """When saves keep failing; pause: wait, and retry until one succeeds; stop: end the run."""
-
-    def __post_init__(self) -> None:
-        _require(self.retries >= 0, f"checkpoint.retries ({self.retries}) must be at least 0")
 
     def max_held(self, steps: int) -> int:
         """Checkpoints of a run on the disk at once, at most: a new one is written before an old one goes."""
         every = self.every or steps
         saves = -(-steps // every)
-        every_kept = self.keep_every and sum(step % self.keep_every == 0 for step in range(every, steps + 1, every))
-        return min(saves, max(self.keep_last, 1) + self.keep_best + every_kept + 1)
+        every_kept = steps // math.lcm(every, self.keep_every) if self.keep_every else 0
+        return min(saves, self.keep_last + self.keep_best + every_kept + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValidationConfig:
+class ValidationConfig(Bounded):
     """Loss on data that is not trained on."""
 
-    every: int = 100
+    every: Annotated[int, STEPS] = 100
     """Steps between validations; the last step always validates. 0: only the last."""
-    sequences: int = 64
+    sequences: Annotated[int, Bounds(1, 10**9)] = 64
     """Sequences of each set, over all ranks."""
     sets: dict[str, Path] = field(default_factory=dict)
     """More sets by name, besides the held-out documents of data.path ("held-out")."""
-    patience: int = 0
+    patience: Annotated[int, Bounds(0, 10**6)] = 0
     """Stop after so many validations in a row without a lower loss on the held-out documents; 0: never."""
     sample: str = "def "
     """The model continues this text at each validation; empty: no sample."""
-    sample_tokens: int = 64
+    sample_tokens: Annotated[int, Bounds(1, 10**5)] = 64
     """Length of the continuation."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MonitorConfig:
+class MonitorConfig(Bounded):
     """What is monitored, and what the run does then."""
 
     spike: Literal["warn", "skip", "rollback", "stop"] = "rollback"
     """When the loss spikes, or is not finite three times in a row; skip: skip as many batches; rollback: to the
     last good checkpoint, and past the batches since; stop: end the run."""
-    rollbacks: int = 3
+    rollbacks: Annotated[int, Bounds(0, 10**6)] = 3
     """Rollbacks before the run stops instead."""
-    first: int = 96
+    first: Annotated[int, Bounds(64, 10**9)] = 96
     """Steps at the start of a run in which nothing but a value that is not finite counts as a spike."""
-    slowdown: float = 0.2
+    slowdown: Annotated[float, Bounds(0, 100)] = 0.2
     """Lasting slow-down of steps to report, as a share; 0: none."""
-    envelope: tuple[tuple[float, float, float], ...] = ()
+    envelope: Annotated[tuple[tuple[float, float, float], ...], Bounds(0, 10**18)] = ()
     """Losses to expect: rows of tokens, lowest, highest. An alarm when the loss is outside for 20 steps in a row."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("rollbacks", 0), ("first", 64), ("slowdown", 0.0)):
-            value = getattr(self, name)
-            _require(value >= least, f"monitor.{name} ({value}) must be at least {least}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogConfig:
+class LogConfig(Bounded):
     """Where a run leaves its traces."""
 
-    every: int = 1
+    every: Annotated[int, Bounds(1, 10**9)] = 1
     """Steps between lines in a log; a terminal shows every step."""
     tensorboard: bool = True
     """Write TensorBoard events (needs the tensorboard extra)."""
@@ -296,37 +285,38 @@ class LogConfig:
     """Keep a page about the run, report.html in its directory, up to date with every checkpoint."""
     wandb: str = ""
     """A Weights & Biases project to log to (needs the wandb extra); empty: none."""
-    profile: int = 0
+    profile: Annotated[int, Bounds(0, 10_000)] = 0
     """Steps to profile, from the sixth of this process on: what the time and the memory go to, in profile/ of the run's
     directory; 0: none. --profile alone is --log.profile 3."""
 
-    def __post_init__(self) -> None:
-        _require(self.every > 0, f"log.every ({self.every}) must be at least 1")
-        _require(self.profile >= 0, f"log.profile ({self.profile}) must be at least 0")
-
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingConfig:
+class SamplingConfig(Bounded):
     """How `fasttrain generate` draws tokens. No section of Config: a run's own sample has the defaults."""
 
-    temperature: float = 0.8
+    temperature: Annotated[float, Bounds(0, 1000)] = 0.8
     """Above 1: more daring; 0: always the likeliest token."""
-    top_k: int = 40
+    top_k: Annotated[int, Bounds(0, 10**8)] = 40
     """Only so many tokens, the likeliest; 0: all."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Bounds(0, 1, without=0)] = 1.0
     """Of these, only the likeliest that have so much of the probability together."""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """The same seed gives the same text."""
-
-    def __post_init__(self) -> None:
-        positive = 0 <= self.temperature < math.inf
-        _require(positive, f"generate: temperature {self.temperature} must be 0, for the likeliest token, or above")
-        _require(self.top_k >= 0, f"generate: top_k {self.top_k} must be 0, for all tokens, or above")
-        _require(0 < self.top_p <= 1, f"generate: top_p {self.top_p} must be above 0 and at most 1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class PrepareConfig(Bounded):
+    """What decides about the tokens of `fasttrain data prepare`, beside its inputs and tokenizer. No section either."""
+
+    text_key: str = "text"
+    validation: Annotated[float, SHARE] = 0.005
+    shortest: Annotated[int, Bounds(1, 2**28)] = 16
+    longest: Annotated[int, Bounds(2**10, 2**28)] = 2**22
+    keep_duplicates: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Bounded):
     """A run."""
 
     out: Path = Path("runs/tiny")
@@ -337,7 +327,7 @@ class Config:
     from_hf: Path | None = None
     """A Hugging Face checkpoint (Qwen3 or Llama) to take the section model and the initial weights from; a run that has
     a checkpoint resumes from that. None: random weights."""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Of initial weights and dropout."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -350,20 +340,22 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _require(
             not (self.model.attention_dropout and self.data.document_mask),
             f"model.attention_dropout ({self.model.attention_dropout}) needs data.document_mask False: attention over "
             "packed documents has no dropout",
         )
+        warmup, steps, optim = self.optim.warmup, self.batch.steps, self.optim
         _require(
-            self.optim.warmup < self.batch.steps,
-            f"optim.warmup ({self.optim.warmup}) must be shorter than the run: batch.steps is {self.batch.steps}",
+            warmup < steps,
+            f"optim.warmup ({warmup}) must be shorter than the run: batch.steps is {steps}; set optim.warmup to "
+            f"{steps // 10}, or batch.steps to more than {warmup}",
         )
-        share, steps = self.optim.decay_fraction, self.batch.steps
         _require(
-            self.optim.schedule != "wsd" or self.optim.warmup + steps * share <= steps,
-            f"optim.warmup ({self.optim.warmup}) and the decay (optim.decay_fraction {share} of {steps} steps) are "
-            "longer than the run together: lower one of them",
+            optim.schedule != "wsd" or warmup + steps * optim.decay_fraction <= steps,
+            f"optim.warmup ({warmup}) and the decay (optim.decay_fraction {optim.decay_fraction} of {steps} steps) are "
+            "longer than the run together; lower one of them",
         )
         _require(
             self.from_hf is None or self.resume in ("auto", "never"),

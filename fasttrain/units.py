@@ -8,6 +8,7 @@ _BYTES = {
     "": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "pb": 1e15,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "pib": 2**50,
 }  # fmt: skip
+_MOST = 1e18
 _NUMBER = r"(\d+(?:[._]\d+)*(?:e\d+)?)"
 
 
@@ -81,6 +82,7 @@ def parse_bytes(text: str) -> float:
 
 def _parse(text: str, units: dict[str, float], example: str) -> float:
     found = re.fullmatch(_NUMBER + r"\s*([a-z]*)", text.strip().replace(",", "_").lower())
-    if not found or found[2] not in units or not (number := float(found[1].replace("_", ""))):
-        raise ValueError(f"{text!r} must be {example}")
-    return number * units[found[2]]
+    number = float(found[1].replace("_", "")) * units.get(found[2], 0) if found else 0
+    if not 0 < number <= _MOST:
+        raise ValueError(f"{text!r} must be {example}, above 0 and at most {_MOST:.0e}")
+    return number

@@ -32,9 +32,9 @@ from fasttrain import config
 from fasttrain.checkpoint import retention
 from fasttrain.checkpoint.committed import Checkpoint, committed_paths, directory_name, list_checkpoints
 from fasttrain.checkpoint.disk_space import before_save, may_go
-from fasttrain.checkpoint.state import captured, scale_of
+from fasttrain.checkpoint.state import captured, local, not_finite, scale_of
 from fasttrain.checkpoint.writer import write
-from fasttrain.distributed.collectives import RanksFailed, on_all, on_main, rank_in, text_of
+from fasttrain.distributed.collectives import RanksFailed, Reason, on_all, on_main, rank_in, text_of
 from fasttrain.fs import sync
 
 
@@ -49,7 +49,7 @@ class Staging:
         """The state as it is now; valid until the next copy. Every tensor is copied once."""
         self._buffers = {name: self._buffer(name, tensor) for name, tensor in state.items()}
         for name, tensor in state.items():
-            _local(self._buffers[name]).copy_(_local(tensor), non_blocking=True)
+            local(self._buffers[name]).copy_(local(tensor), non_blocking=True)
         if any(tensor.device.type != "cpu" for tensor in state.values()):
             torch.accelerator.synchronize()  # the caller is about to change what is being copied
         return self._buffers
@@ -63,11 +63,7 @@ class Staging:
 
 
 def _layout(tensor: Any) -> tuple[Any, ...]:
-    return type(tensor), tensor.shape, tensor.dtype, _local(tensor).shape, getattr(tensor, "placements", None)
-
-
-def _local(tensor: Any) -> Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return type(tensor), tensor.shape, tensor.dtype, local(tensor).shape, getattr(tensor, "placements", None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +84,7 @@ class Failed:
 
     step: int
     error: str  # names the ranks and what happened to them
+    is_final: bool = False  # no retry can succeed: weights are not finite
     pruned: tuple[str, ...] = ()  # as in Saved
 
 
@@ -174,9 +171,16 @@ class Checkpoints:
         """In the thread. Whatever happens becomes an outcome."""
         partial: Path | None = None
         pruned: tuple[str, ...] = ()
+        bad: list[str] = []
         try:
             # A rank without a state says so now, before the others wait for its share of the writing
-            on_all(self._group, lambda: bool(state.result()))
+            found = on_all(self._group, lambda: not_finite(state.result()))
+            bad = [name for names in found for name in names]
+            if bad:
+                raise Reason(
+                    f"{bad[0]} has values that are not finite; resume from the last checkpoint, with a "
+                    "lower optim.lr, or with monitor.spike rollback"
+                )
             pruned = on_main(self._group, lambda: self._free_space(state.result(), content.step))
             partial = on_main(self._group, lambda: self._new_directory(content.step))
             written = on_all(self._group, lambda: write(state.result(), partial, self._group))
@@ -189,7 +193,7 @@ class Checkpoints:
             text = str(error) if isinstance(error, RanksFailed) else text_of(error)
             no_space = any(f"[Errno {number}]" in text for number in (errno.ENOSPC, errno.EDQUOT))
             self._ran_out = no_space and partial is not None
-            self._outcomes.put(Failed(step=content.step, error=text, pruned=pruned))
+            self._outcomes.put(Failed(step=content.step, error=text, is_final=bool(bad), pruned=pruned))
             return
         self._ran_out = False
         seconds = time.monotonic() - start

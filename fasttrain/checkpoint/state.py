@@ -12,6 +12,7 @@ because somebody saved. And what it restores includes the settings.
 """
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -38,6 +39,33 @@ def captured(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
             assert isinstance(value, Tensor), f"{type(optimizer).__name__}: {key} of {name} is a {type(value).__name__}"
             state[f"optimizer.{name}.{key}"] = value
     return state
+
+
+def local(tensor: Any) -> Tensor:
+    """This rank's shard of a DTensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def not_finite(state: Mapping[str, Tensor]) -> list[str]:
+    """Names of the weights that have a NaN or an infinity on this rank."""
+    weights = {name: local(tensor) for name, tensor in state.items() if name.startswith("model.")}
+    ends = {name: weight.aminmax() for name, weight in weights.items() if weight.numel()}
+    return [name for name, (low, high) in ends.items() if not (low.isfinite() and high.isfinite())]
+
+
+def check_finite(state: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
+    """Raise if a tensor of a checkpoint is not finite: a model is of no use then, however intact its files are."""
+    if bad := not_finite(state):
+        raise ValueError(f"checkpoint: {bad[0]} of {checkpoint.path} has values that are not finite; use another")
+
+
+def verify_weights(checkpoint: Checkpoint) -> None:
+    """Raise unless all weights are finite; one is read at a time."""
+    for name, tensor in saved_tensors(checkpoint).items():
+        if name.startswith("model."):
+            state = {name: torch.empty(tensor.size, dtype=tensor.properties.dtype)}
+            load(checkpoint, state, None)
+            check_finite(state, checkpoint)
 
 
 def scale_of(scaler: torch.amp.GradScaler) -> dict[str, float]:

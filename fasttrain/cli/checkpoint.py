@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.markup import escape
 
+from fasttrain.bounds import Bounds
 from fasttrain.cli.options import RUN, RUN_DIRECTORY, command, console, flag, number, table
 from fasttrain.units import disk_size
 
@@ -67,7 +68,7 @@ def verify_command(options: argparse.Namespace) -> int:
     "checkpoint prune",
     "Delete old checkpoints of a run that is not being trained. The newest valid ones and the best stay.",
     RUN_DIRECTORY,
-    number("--keep", "the newest valid ones", least=1, required=True),
+    number("--keep", "the newest valid ones", Bounds(1, 10**6), required=True),
     flag("--dry-run", "only show what would go"),
 )
 def prune_command(options: argparse.Namespace) -> int:
@@ -115,12 +116,14 @@ class Examined(NamedTuple):
 def _examine(path: Path, *, verify: bool) -> Examined:
     """Read its checkpoint.json; to verify, all its files too."""
     from fasttrain.checkpoint import Checkpoint
+    from fasttrain.checkpoint.state import verify_weights
 
     checkpoint, fault = None, ""
     try:
         checkpoint = Checkpoint.read(path)
         if verify:
             checkpoint.verify()
+            verify_weights(checkpoint)
     except Exception as error:  # whatever the disk does, it is this checkpoint that has it
         fault = (str(error) or repr(error)).removeprefix("checkpoint: ").removesuffix("; resume from an earlier one")
     return Examined(path, checkpoint, fault)

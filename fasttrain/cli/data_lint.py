@@ -13,7 +13,9 @@ from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fasttrain.cli.options import command, console, flag, number, option, table
+from fasttrain.bounds import Bounds
+from fasttrain.cli.options import command, console, flag, number, numbers, option, table
+from fasttrain.config import DataConfig
 from fasttrain.units import plural
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 PLOTS = (".png", ".svg")
 MILLION = 1_000_000
 EXCERPT = 300  # characters of an example
+OF_A_RUN = "of a run, for data that does not say"
 
 
 def _plot_file(text: str) -> Path:
@@ -36,14 +39,12 @@ def _plot_file(text: str) -> Path:
     __doc__,
     option("path", "as data.path of a run; none: the default one", nargs="?", type=Path, metavar="DIR"),
     flag("--quick", "look at samples only: about a second at any size"),
-    *(
-        option(f"--{name}", f"as data.{name} of a run, for data that does not say", type=kind)
-        for name, kind in (("tokenizer", Path), ("vocab", int), ("separator", int))
-    ),
+    option("--tokenizer", f"as data.tokenizer {OF_A_RUN}", type=Path),
+    *numbers(DataConfig, {name: f"as data.{name} {OF_A_RUN}" for name in ("vocab", "separator")}),
     option("--split", "only this split (repeatable)", action="append", metavar="NAME"),
-    number("--sequence", "tokens of a sample, to compare documents with"),
+    number("--sequence", "tokens of a sample, to compare documents with", Bounds(2, 10**7)),
     flag("--strict", "fail on warnings too"),
-    number("--max-examples", "of each finding", default=3),
+    number("--max-examples", "of each finding", Bounds(0, 1000), default=3),
     option("--json", "write all findings", type=Path, metavar="FILE"),
     option("--plot", "draw a picture: .png or .svg", type=_plot_file, metavar="FILE"),
 )

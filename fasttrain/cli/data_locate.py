@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fasttrain.cli.options import RUN_DIRECTORY, command, flag, one_of, option
+from fasttrain.bounds import Bounds
+from fasttrain.cli.options import RUN_DIRECTORY, command, flag, number, one_of, option
 
 Line = dict[str, Any]  # an Excerpt, or an Occurrence of a document; its step counts from 1
 DOCUMENT_COLUMNS = ("step", "rank", "row", "component", "tokens of the stream", "document", "bytes of it", "source")
@@ -39,13 +40,13 @@ def _range(text: str) -> range:
     RUN_DIRECTORY,
     one_of(
         option("--step", "a step, or a range; from 1, as metrics count", type=_range, metavar="N|N-M"),
-        option("--token", "the step that trained on the run's token number P", type=int, metavar="P"),
+        number("--token", "the step that trained on the run's token number P", Bounds(0, 10**18), metavar="P"),
         option(
             "--document", "the steps that saw it; of a file, the end of its path is enough", metavar="D|FILE[:LINE]"
         ),
     ),
     option("--component", "of a mixture: where the document is", default="", metavar="NAME"),
-    option("--rank", "only what this rank had", type=int, metavar="R"),
+    number("--rank", "only what this rank had", Bounds(0, 10**6), metavar="R"),
     flag("--text", "show the decoded text"),
     flag("--json", "a line of JSON for each result"),
 )

@@ -14,7 +14,9 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from fasttrain.cli.options import command, flag, group, number, option
+from fasttrain.bounds import Bounds
+from fasttrain.cli.options import command, flag, group, number, numbers, option
+from fasttrain.config import PrepareConfig
 from fasttrain.units import clock
 
 if TYPE_CHECKING:
@@ -23,6 +25,11 @@ if TYPE_CHECKING:
 TRAINED = 8192  # tokens, where no tokenizer is asked for
 SECONDS = 10  # between lines, where there is no terminal
 INTERRUPTED = 130  # exit code, as shells have it
+KEPT = {  # the numbers of PrepareConfig
+    "validation": "share to hold out, chosen by content",
+    "shortest": "documents with fewer characters are dropped",
+    "longest": "longer ones, in bytes, are cut at ends of lines",
+}
 PATTERNS: dict[str, Any] = dict(action="append", default=[], metavar="PATTERN")
 
 
@@ -32,7 +39,7 @@ PATTERNS: dict[str, Any] = dict(action="append", default=[], metavar="PATTERN")
 resumes where it stopped.""",
     option("inputs", "files, directories, and patterns in quotes", nargs="*", type=Path, metavar="INPUT"),
     option("--out", "the directory of the dataset, which must not exist", type=Path, required=True, metavar="DIR"),
-    number("--workers", "processes; default: one for each core", least=1),
+    number("--workers", "processes; default: one for each core", Bounds(1, 1000)),
     flag("--restart", "begin anew, where an interrupted preparation would resume"),
     group(
         "the inputs",
@@ -47,14 +54,12 @@ resumes where it stopped.""",
     group(
         "how text becomes tokens",
         option("--tokenizer", "a tokenizer.json, a model or dataset that has one, or 'bytes'", metavar="PATH|bytes"),
-        option("--train-tokenizer", f"tokens of a byte-level BPE to train; default: {TRAINED}", type=int, metavar="N"),
+        number("--train-tokenizer", f"tokens of a byte-level BPE to train; default: {TRAINED}", Bounds(257, 10**6)),
         option("--separator", "before each document; default: the tokenizer's, or <|endoftext|>", metavar="TOKEN"),
     ),
     group(
         "which documents are kept, and for what",
-        option("--validation", "share to hold out, chosen by content", type=float, default=0.005, metavar="SHARE"),
-        option("--shortest", "documents with fewer characters are dropped", type=int, default=16, metavar="N"),
-        option("--longest", "longer ones, in bytes, are cut at ends of lines", type=int, default=2**22, metavar="N"),
+        *numbers(PrepareConfig, KEPT),
         flag("--keep-duplicates", "keep documents that are equal to an earlier one"),
     ),
 )  # fmt: skip
@@ -64,16 +69,15 @@ def main(options: argparse.Namespace) -> int:
         raise ValueError("--tokenizer and --train-tokenizer are two ways to one thing; choose one")
     console = Console(stderr=True, highlight=False)
     try:
-        from fasttrain.data.prepare import Settings, prepare
+        from fasttrain.data.prepare import prepare
 
-        chosen = ("text_key", "validation", "shortest", "longest", "keep_duplicates")
         with _shown(console) as on_progress:
             prepared = prepare(
                 options.inputs,
                 options.out,
                 tokenizer=options.tokenizer or options.train_tokenizer or TRAINED,
                 separator=options.separator,
-                settings=Settings(**{name: getattr(options, name) for name in chosen}),
+                settings=PrepareConfig(**{name: getattr(options, name) for name in vars(PrepareConfig())}),
                 include=options.include,
                 exclude=options.exclude,
                 format=options.format,

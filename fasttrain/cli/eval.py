@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 
+from fasttrain.bounds import Bounds
 from fasttrain.cli.options import MODEL, RUN, command, console, flag, group, number, option, table, trained_model
 
 if TYPE_CHECKING:
@@ -41,17 +42,17 @@ def _names(text: str) -> list[str]:
     group(
         "sets: the run's held-out documents and validation.sets, and",
         option("--set", "one more dataset; repeatable", action="append", default=[], type=_named, metavar="NAME=PATH"),
-        number("--sequences", "of each set, at most; default: the whole set", least=1),
+        number("--sequences", "of each set, at most; default: the whole set", Bounds(1, 10**9)),
     ),
     group(
         "tasks of lm-evaluation-harness (pip install 'fasttrain[eval]'), without the sets",
         option("--tasks", "names of tasks or groups", type=_names, default=[], metavar="A,B"),
-        option("--fewshot", "examples before each question; default: the task's", type=int, metavar="N"),
-        number("--limit", "questions of each task, to try it; default: all", least=1),
+        number("--fewshot", "examples before each question; default: the task's", Bounds(0, 1000)),
+        number("--limit", "questions of each task, to try it; default: all", Bounds(1, 10**9)),
         option("--include-path", "a directory with tasks of your own", type=Path, metavar="DIR"),
     ),
     flag("--json", "a line of JSON for each result"),
-    number("--batch", "sequences at a time; default: batch.micro of the run", least=1),
+    number("--batch", "sequences at a time; default: batch.micro of the run", Bounds(1, 10**6)),
     *MODEL,
 )
 def main(options: argparse.Namespace) -> int:

@@ -11,7 +11,8 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fasttrain.cli.options import MODEL, RUN, command, flag, group, number, option, trained_model
+from fasttrain.bounds import Bounds
+from fasttrain.cli.options import MODEL, RUN, command, flag, group, number, numbers, option, trained_model
 from fasttrain.config import SamplingConfig
 
 if TYPE_CHECKING:
@@ -35,29 +36,25 @@ SAMPLING = {  # the fields of SamplingConfig
         option("--prompt", "repeatable; empty: a new document", action="append", default=[], metavar="TEXT"),
         option("--prompt-file", "a text; -: the input", action="append", default=[], type=Path, metavar="FILE"),
         flag("--interactive", "ask for prompts, one a line"),
-        number("--samples", "texts for each prompt", least=1, default=1),
+        number("--samples", "texts for each prompt", Bounds(1, 10**6), default=1),
     ),
     group(
         "how",
-        number("--tokens", "length of a continuation", least=1, default=128),
-        *(
-            option(f"--{name.replace('_', '-')}", SAMPLING[name], type=type(default), default=default, metavar="N")
-            for name, default in vars(SamplingConfig()).items()
-        ),
+        number("--tokens", "length of a continuation", Bounds(1, 10**6), default=128),
+        *numbers(SamplingConfig, SAMPLING),
         flag("--ignore-end", "never end a document before the last token"),
-        number("--batch", "texts at a time", least=1, default=8),
+        number("--batch", "texts at a time", Bounds(1, 10**6), default=8),
         flag("--json", "a line of JSON for each text, once it has ended"),
     ),
     group("where", *MODEL),
 )
 def main(options: argparse.Namespace) -> int:
     """Exit code 0: all texts are there; 2: a mistake in the command."""
-    checked = SamplingConfig(**{name: getattr(options, name) for name in SAMPLING})
     prompts = _prompts(options)
     from fasttrain.tools.generate import Sampling
 
     with trained_model(options) as (loaded, _):
-        writer = Writer(loaded, Sampling(**vars(checked)), options)
+        writer = Writer(loaded, Sampling(**{name: getattr(options, name) for name in SAMPLING}), options)
         if options.interactive:
             _interact(writer)
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fasttrain.bounds import Bounds, bounds_of
 from fasttrain.cli.errors import interruptible, user_errors
 from fasttrain.recipes import RECIPES
 
@@ -59,15 +60,26 @@ def flag(name: str, help: str) -> Option:
     return option(name, help, action="store_true")
 
 
-def number(name: str, help: str, least: int = 0, **details: Any) -> Option:
-    """An option that is a whole number."""
+def number(name: str, help: str, bounds: Bounds, kind: type = int, **details: Any) -> Option:
+    """An option that is a number within bounds, which --help shows. kind: int or float."""
 
-    def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise ValueError(f"{text!r} must be a whole number of at least {least}")
-        return int(text)
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = text
+        if problem := bounds.problem(value, kind):
+            raise ValueError(f"{text!r} {problem}")
+        return value
 
-    return option(name, help, **{"type": parse, "metavar": "N"} | details)
+    return option(name, f"{help}; {bounds}", **{"type": parse, "metavar": "N"} | details)
+
+
+def numbers(kind: type, meanings: Mapping[str, str]) -> Iterator[Option]:
+    """Options for fields of a dataclass, with their bounds and defaults."""
+    for name, help in meanings.items():
+        bounds, of = bounds_of(kind)[name]
+        yield number(f"--{name.replace('_', '-')}", help, bounds, of, default=getattr(kind(), name))
 
 
 def group(title: str, *options: Option) -> Option:

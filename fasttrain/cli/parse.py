@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import tyro
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
+from fasttrain.bounds import bounds_of
 from fasttrain.config import ComponentConfig, Config
 from fasttrain.hf.config import TAKEN, architecture
 from fasttrain.rundir import RunDir
@@ -44,6 +46,7 @@ def load(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]], prog:
         default = recipes[chosen.recipe]()
         found = _found(arguments, default)
         default = dataclasses.replace(default, model=dataclasses.replace(default.model, **found))
+        default = _with_warmup_that_fits(default, arguments)
         settings = tyro.cli(
             Config,
             args=arguments,
@@ -52,6 +55,7 @@ def load(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]], prog:
             description=DESCRIPTION.format(recipes=", ".join(recipes)),
             use_underscores=True,
             config=(tyro.conf.FlagConversionOff,),
+            registry=SECTIONS,
         )
         for name, value in found.items():
             if (stated := getattr(settings.model, name)) != value:
@@ -88,6 +92,41 @@ def _found(arguments: Sequence[str], default: Config) -> Mapping[str, Any]:
         if before.get("from_hf") != str(Path(words.from_hf)):
             raise
         return {name: before["model"][name] for name in TAKEN}
+
+
+def _with_warmup_that_fits(default: Config, arguments: Sequence[str]) -> Config:
+    """With a tenth of the steps that arguments ask for as warm-up, where that of the recipe is as long or longer."""
+    stated = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    stated.add_argument("--batch.steps", dest="steps", nargs="?")
+    stated.add_argument("--optim.warmup", dest="warmup", nargs="?", const="")
+    words, optim = stated.parse_known_args(arguments)[0], default.optim
+    if words.warmup is not None or not (words.steps or "").isdecimal() or not 0 < int(words.steps) <= optim.warmup:
+        return default
+    warmup = int(words.steps) // 10
+    print(
+        f"note: the recipe's warm-up of {optim.warmup} steps is not shorter than the run, batch.steps {words.steps}: "
+        f"optim.warmup is {warmup}, a tenth of it",
+        file=sys.stderr,
+    )
+    return dataclasses.replace(default, optim=dataclasses.replace(optim, warmup=warmup))
+
+
+SECTIONS = ConstructorRegistry()
+
+
+@SECTIONS.struct_rule
+def _section(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """A section as tyro reads it, with the bounds of a number after its meaning."""
+    if not dataclasses.is_dataclass(info.type) or info.in_union_context:
+        return None
+    # By tyro's own rule, as that of a union: this one does not apply to it
+    read: Any = ConstructorRegistry.get_struct_spec(dataclasses.replace(info, in_union_context=True))
+    meanings = {name: str(bounds).capitalize() for name, (bounds, _) in bounds_of(info.type).items()}
+    fields = (
+        dataclasses.replace(f, helptext=f"{f.helptext()} {meanings[f.name]}.") if f.name in meanings else f
+        for f in read.fields
+    )
+    return dataclasses.replace(read, fields=tuple(fields))
 
 
 def _with_components(default: Config, arguments: Sequence[str]) -> Config:

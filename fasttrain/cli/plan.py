@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fasttrain.bounds import Bounds
 from fasttrain.cli.options import command, flag, number, option
 from fasttrain.config import Config
 from fasttrain.fs import free_bytes
@@ -33,10 +34,10 @@ CARD = 0.98 * 2**30 / 1e9  # bytes that a process gets of each GB that a card is
     "plan",
     __doc__,
     option("--gpu", f"{', '.join(gpus())}, or cpu: this machine, measured", metavar="NAME"),
-    number("--gpus", "how many", least=1, default=1),
-    number("--gpus-per-node", "default: as the usual node has", least=1),
-    option("--network", "Gbit/s of a node; default: of the usual node", type=float, metavar="GBIT"),
-    option("--price", "per GPU-hour; default: the table's", type=float, metavar="USD"),
+    number("--gpus", "how many", Bounds(1, 10**6), default=1),
+    number("--gpus-per-node", "default: as the usual node has", Bounds(1, 10**6)),
+    number("--network", "Gbit/s of a node; default: of the usual node", Bounds(0.001, 10**6), float, metavar="GBIT"),
+    number("--price", "per GPU-hour; default: the table's", Bounds(0, 10**6), float, metavar="USD"),
     option("--size", "parameters that the model is said to have, as 550m", metavar="N"),
     option("--tokens", "tokens that the run is said to see, as 12.8B", type=parse_count, metavar="N"),
     option("--dataset-tokens", "tokens of the dataset, if it is not here", type=parse_count, metavar="N"),

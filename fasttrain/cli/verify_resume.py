@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fasttrain.bounds import Bounds
 from fasttrain.cli.options import command, console, flag, number, option
 from fasttrain.units import plural
 
@@ -28,17 +29,18 @@ if TYPE_CHECKING:
 
 PROGRAM = "fasttrain verify-resume"
 PREFIX = "fasttrain-verify-resume-"  # of the directory, where none is to be kept
+STEPS = Bounds(1, 10**6)
 STYLES = {"bitwise": "green", "within rounding": "green", "differs": "bold red", "not tried": "yellow"}
 
 
 @command(
     "verify-resume",
     __doc__,
-    number("--steps", "length of the runs", least=2, default=8),
-    number("--kill-at", "kill once step K is saved; default: N / 2", least=1, metavar="K"),
-    number("--save-every", "steps between checkpoints, which are compared and stay until the end", least=1, default=1),
-    number("--ranks", "default: as many as there are GPUs; on a CPU as few as can be", least=1, metavar="R"),
-    number("--other-ranks", "resume from step K on so many, 0: none; default: another that is possible", metavar="R"),
+    number("--steps", "length of the runs", Bounds(2, 10**6), default=8),
+    number("--kill-at", "kill once step K is saved; default: N / 2", STEPS, metavar="K"),
+    number("--save-every", "steps between checkpoints, which all stay and are compared", STEPS, default=1),
+    number("--ranks", "default: as many as there are GPUs; on a CPU as few as can be", Bounds(1, 1000), metavar="R"),
+    number("--other-ranks", "to resume on from step K, 0: none; default: as can be", Bounds(0, 1000), metavar="R"),
     option("--keep", "leave runs, logs and verify_resume.json in DIR", type=Path, metavar="DIR"),
     flag("--json", "print the result as JSON"),
     takes_settings=True,

@@ -125,8 +125,6 @@ class Batches:
     ) -> None:
         if sequences % dp_size:
             raise ValueError(f"data: {sequences} sequences of a step do not divide among {dp_size} ranks")
-        if seed < 0:
-            raise ValueError(f"data: seed ({seed}) must not be negative")
         self.components = [MixtureComponent("", data)] if isinstance(data, TokenStream) else list(data)
         self.sizes = [_samples_of(component, sequence) for component in self.components]
         """Samples of each component's epoch."""

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fasttrain.checkpoint import Checkpoint
-from fasttrain.checkpoint.state import TensorReader, load, saved_tensors
+from fasttrain.checkpoint.state import TensorReader, check_finite, load, saved_tensors
 from fasttrain.config import Config, ModelConfig
 from fasttrain.config_toml import from_toml
 from fasttrain.data import AnyDataset, TrainingData
@@ -100,6 +100,7 @@ class Weights:
         for group in _groups(sizes, most):
             state = {name: torch.empty(saved[name].size, dtype=saved[name].properties.dtype) for name in group}
             load(self.checkpoint, state, None, reader)
+            check_finite(state, self.checkpoint)
             for name in group:
                 rows = names[name]
                 for theirs, part in zip(rows, state.pop(name).split(list(rows.values())), strict=True):

@@ -137,6 +137,9 @@ class Control:
     def pause(self) -> Iterator[list[News]]:
         """Retry until a save succeeds, or a signal comes; what there is to say, as it happens."""
         assert self.save_failure
+        if self.save_failure.is_final:  # the run ends instead, and says why
+            self.stop_requested = True
+            return
         step, start, pause = self._state.progress.step, time.monotonic(), PAUSE
         text = f"paused until a checkpoint can be saved: {self.save_failure.error}"
         action = f"retries every {PAUSE:g} to {LONGEST_PAUSE:g} s"

@@ -1,4 +1,4 @@
-"""docs/config.md from the code: every setting with its type, default and meaning, and every recipe.
+"""docs/config.md from the code: every setting with its type, bounds, default and meaning, and every recipe.
 
 python -m tests.docs.settings_page --write
 """
@@ -14,6 +14,7 @@ from textwrap import fill
 from typing import Any, NamedTuple, get_args
 
 from fasttrain import config
+from fasttrain.bounds import bounds_of
 from fasttrain.flops import num_parameters
 from fasttrain.recipes import RECIPES
 from fasttrain.tools.plan.sizes import vocab_of
@@ -77,7 +78,10 @@ def settings_of(section: type) -> list[Documented]:
     for node, after in zip(body, [*body[1:], None], strict=True):
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
-        kind = ast.unparse(node.annotation)
+        annotation = node.annotation
+        if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
+            annotation = annotation.slice.elts[0]  # type: ignore[attr-defined]
+        kind = ast.unparse(annotation)
         if values := get_args(getattr(config, kind, None)):  # a Literal with a name
             kind = f"Literal{list(values)}"
         if dataclasses.is_dataclass(getattr(config, kind, None)):
@@ -96,7 +100,8 @@ def page() -> str:
         defaults = {field.name: _default(field) for field in dataclasses.fields(section)}
         for setting in settings_of(section):
             key = f"{name}.{setting.name}".removeprefix(".")
-            values = f"{_values(setting.type)}; {_shown(defaults[setting.name])}"
+            bounds = f" {bounds_of(section)[setting.name][0]}" if setting.name in bounds_of(section) else ""
+            values = f"{_values(setting.type, bounds)}; {_shown(defaults[setting.name])}"
             parts.append(_item(f"`{key}` ({values}): {setting.meaning}"))
         parts.append("\n")
     parts.append(RECIPES_HEAD)
@@ -115,11 +120,11 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default
 
 
-def _values(kind: str) -> str:
+def _values(kind: str, bounds: str) -> str:
     if kind.startswith("Literal["):
         return ", ".join(f"`{value}`" for value in ast.literal_eval(f"({kind[8:-1]},)"))
     kind, _, none = kind.partition(" | ")
-    return TYPES[kind] + (" or none" if none else "")
+    return TYPES[kind] + bounds + (", or none" if none else "")
 
 
 def _shown(value: Any) -> str:

@@ -60,8 +60,14 @@ def test_a_mixture_is_named_in_files_and_on_the_command_line(capsys, tmp_path: P
         (["--data.mixture.code.wieght", "3"], "Unrecognized options: --data.mixture.code.wieght"),
         (["--data.mixture.new.weight", "3"], "--data.mixture.new.path PATH"),
         (["--data.path", "p"], "data.path (p) and data.mixture (code, text) exclude each other"),
-        (["--data.mixture.code.weight", "0"], "data.mixture.code.weight (0.0) must be above 0"),
-        (["--data.mixture.code.epochs", "-1"], "data.mixture.code.epochs (-1.0) must be 0, for no limit, or above"),
+        (
+            ["--data.mixture.code.weight", "0"],
+            "data.mixture.code.weight (0.0) must be a finite number from 1e-09 to",
+        ),
+        (
+            ["--data.mixture.code.epochs", "-1"],
+            "data.mixture.code.epochs (-1.0) must be a finite number from 0 to",
+        ),
     ]:
         assert message in fails(capsys, "--config", str(file), *mistake)
 
@@ -79,10 +85,14 @@ def test_a_mixture_is_named_in_files_and_on_the_command_line(capsys, tmp_path: P
         ("optim.schedule", "cosin", "cosin"),
         ("model.heads", "5", r"model.heads \(5\) must be a multiple of model.kv_heads \(6\)"),
         ("batch.sequences", "9", r"batch.sequences \(9\) must be a multiple of batch.micro \(8\)"),
-        ("batch.steps", "0", r"batch.steps \(0\) must be at least 1"),
-        ("optim.warmup", "301", r"optim.warmup \(301\) must be shorter than the run: batch.steps is 300"),
+        ("batch.steps", "0", r"batch.steps \(0\) must be a whole number from 1 to 1_000_000_000"),
+        (
+            "optim.warmup",
+            "301",
+            r"optim.warmup \(301\) must be shorter than the run: batch.steps is 300; set optim.warmup to 30",
+        ),
         ("model.attention_dropout", "0.1", r"model.attention_dropout \(0.1\) needs data.document_mask False"),
-        ("model.dropout", "1.5", r"model.dropout \(1.5\) must be at least 0 and below 1"),
+        ("model.dropout", "1.5", r"model.dropout \(1.5\) must be a finite number from 0 to below 1"),
         ("model.head_dim", "63", r"model.head_dim \(63\) must be even"),
     ],
 )
@@ -95,6 +105,33 @@ def test_a_mistake_ends_the_program_and_names_the_key(capsys, tmp_path, source, 
         file.write_text(f"[{section}]\n{name} = {value if value.replace('.', '').isdigit() else repr(value)}\n")
         printed = fails(capsys, "--config", str(file))
     assert re.search(message, printed), printed
+
+
+def test_a_warm_up_and_a_decay_that_are_longer_than_the_run_together_are_named(capsys):
+    message = (
+        "optim.warmup (100) and the decay (optim.decay_fraction 0.9 of 300 steps) are longer than the run together"
+    )
+    wsd = ("--optim.schedule", "wsd", "--optim.decay_fraction", "0.9")
+    assert message in fails(capsys, *wsd, "--optim.warmup", "100")
+    assert load([*wsd, "--optim.warmup", "30"], RECIPES).optim.warmup == 30
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (9, 0), (12, 1), (20, 2), (21, 20), (300, 20)])
+def test_the_warm_up_of_a_recipe_is_shortened_to_fit_and_that_is_said(capsys, tmp_path, steps, warmup):
+    (tmp_path / "run.toml").write_text(f"[batch]\nsteps = {steps}\n")
+    for words in (["--batch.steps", str(steps)], [f"--batch.steps={steps}"], ["--config", str(tmp_path / "run.toml")]):
+        assert load(words, RECIPES).optim.warmup == warmup
+        said = capsys.readouterr().err
+        note = (
+            f"note: the recipe's warm-up of 20 steps is not shorter than the run, batch.steps {steps}: "
+            f"optim.warmup is {warmup}, a tenth of it\n"
+        )
+        assert said == (note if warmup < 20 else "")
+
+
+def test_a_warm_up_that_the_user_states_is_not_shortened(capsys):
+    said = fails(capsys, "--batch.steps", "12", "--optim.warmup", "12")
+    assert "optim.warmup (12) must be shorter than the run: batch.steps is 12; set optim.warmup to 1, or" in said
 
 
 def test_unreadable_sources_are_named(capsys, tmp_path):

@@ -159,29 +159,6 @@ def test_rates_rise_to_the_peak_and_then_only_fall(
     assert all(a >= b - 1e-12 for a, b in itertools.pairwise(rates[warmup:]))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (dict(warmup=90), "optim.warmup (90) must be shorter than the run: batch.steps is 90"),
-        (dict(warmup=-1), "optim.warmup (-1) must be at least 0; 0 starts at the peak"),
-        (dict(final=1.5), "optim.final (1.5) is a fraction of optim.lr, from 0 to 1"),
-        (
-            dict(schedule="wsd", decay_fraction=0.0),
-            "optim.decay_fraction (0.0) is a share of the run: above 0, at most 1",
-        ),
-        (
-            dict(schedule="wsd", decay_fraction=0.9),
-            "optim.warmup (20) and the decay (optim.decay_fraction 0.9 of 90 steps) are longer than the run together: "
-            "lower one of them",
-        ),
-    ],
-)
-def test_a_schedule_that_cannot_be_is_an_error_of_the_configuration(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError) as error:
-        config.Config(optim=optim(**changes), batch=config.BatchConfig(steps=90))
-    assert str(error.value) == message
-
-
 def test_settings_of_a_step_come_from_the_configuration_and_not_from_a_checkpoint() -> None:
     model = Net()
     section = optim(kind="muon", lr=1e-3, muon_lr=0.02, warmup=3, weight_decay=0.1)

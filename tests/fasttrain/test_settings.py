@@ -53,7 +53,7 @@ class Other:
 MUON = {"optim.kind": "muon"}
 SHARDED = {"parallel.precision": "bf16"}  # one rank is sharded for its casts
 DIVERGING = {"optim.lr": 1.0, "optim.clip": 0.0, "optim.schedule": "constant"}  # the best checkpoint is an early one
-LOSING = {"optim.lr": 0.0, "batch.steps": 8, "validation.every": 1}
+LOSING = {"optim.lr": 1e-30, "batch.steps": 8, "validation.every": 1}
 
 VALUES: dict[str, Any] = {
     "seed": 1,

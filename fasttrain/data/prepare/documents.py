@@ -8,12 +8,12 @@ import hashlib
 import io
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
+from fasttrain.config import PrepareConfig
 from fasttrain.data.prepare.inputs import CHUNK_BYTES, Input, InputChunk, Position, read_range, read_whole, split_inputs
 
 BOM = "\ufeff"
@@ -22,25 +22,6 @@ INVALID, NO_TEXT, DUPLICATE = "invalid JSON", "no text", "duplicate"
 REASONS = (EMPTY, BINARY, UNDECODABLE, INVALID, NO_TEXT, DUPLICATE)
 SAMPLE_BYTES = 32 * 2**20  # to train a tokenizer on: more text changes the tokens little
 DIGEST = np.dtype("S16")  # compared byte by byte; zeros at the end, which numpy does not show, count as such
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Settings that decide about the tokens of a preparation, beside its inputs and its tokenizer."""
-
-    text_key: str = "text"
-    validation: float = 0.005
-    shortest: int = 16
-    longest: int = CHUNK_BYTES
-    keep_duplicates: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.validation < 1:
-            raise ValueError(f"prepare: the share of validation ({self.validation}) must be from 0 to less than 1")
-        if self.shortest < 1:
-            raise ValueError(f"prepare: shortest ({self.shortest}) must be 1 or more: empty documents are no documents")
-        if not 1024 <= self.longest <= 2**28:
-            raise ValueError(f"prepare: longest ({self.longest}) must be from 1 KB to 256 MB")
 
 
 class InputSpan(NamedTuple):
@@ -83,7 +64,7 @@ def contents(chunk: InputChunk, inputs: Sequence[Input]) -> list[Content]:
     return [Content(file, *read_range(inputs[file], offset, end))]
 
 
-def documents(content: Content, input: Input, settings: Settings) -> Iterator[Document | Dropped]:
+def documents(content: Content, input: Input, settings: PrepareConfig) -> Iterator[Document | Dropped]:
     """All documents, in their order."""
     for found in _found(content, input.kind, settings.text_key):
         if isinstance(found, Dropped):
@@ -196,7 +177,7 @@ class SeenDigests:
         return fresh
 
 
-def sample(inputs: Sequence[Input], settings: Settings, size: int = SAMPLE_BYTES) -> Iterator[str]:
+def sample(inputs: Sequence[Input], settings: PrepareConfig, size: int = SAMPLE_BYTES) -> Iterator[str]:
     """Texts of about `size` bytes, always the same: every n-th chunk; the start of what is only read in order."""
     total = sum(input.size for input in inputs)
     in_order = [input for input in inputs if input.packed or input.kind == "parquet"]
@@ -207,7 +188,7 @@ def sample(inputs: Sequence[Input], settings: Settings, size: int = SAMPLE_BYTES
         yield from _texts([input], settings, slice(share // CHUNK_BYTES))
 
 
-def _texts(inputs: Sequence[Input], settings: Settings, which: slice) -> Iterator[str]:
+def _texts(inputs: Sequence[Input], settings: PrepareConfig, which: slice) -> Iterator[str]:
     """The documents of chunks."""
     chunks = split_inputs(inputs, start=Position(), text_key=settings.text_key, longest=settings.longest)
     for chunk in islice(chunks, which.start, which.stop, which.step):

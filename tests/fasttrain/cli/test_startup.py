@@ -69,14 +69,10 @@ def test_a_mistake_in_an_argument_answers_at_once(words):
 
 def test_defaults_that_stand_here_too_are_those_of_what_they_are_for():
     """A parser that imported them would import torch."""
-    from fasttrain.cli import data_prepare, export, generate
-    from fasttrain.data.prepare import Settings
+    from fasttrain.cli import export, generate
     from fasttrain.distributed.runtime import DTYPES
     from fasttrain.hf.export import SHARD
 
-    prepare = data_prepare.main.parse(["input", "--out", "x"])
-    names = ("text_key", "validation", "shortest", "longest", "keep_duplicates")
-    assert [getattr(prepare, name) for name in names] == [getattr(Settings(), name) for name in names]
     assert export.main.parse(["run", "--out", "x"]).shard_size == SHARD
     assert all(generate.main.parse(["run", "--dtype", name]).dtype == name for name in DTYPES)
 

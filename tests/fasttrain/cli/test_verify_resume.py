@@ -196,7 +196,7 @@ def test_another_number_of_ranks_gets_micro_batches_that_fit():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--steps", 1], "--steps: '1' must be a whole number of at least 2"),
+        (["--steps", 1], "--steps: '1' must be a whole number from 2 to 1_000_000"),
         (["--steps", 4, "--kill-at", 4], "--kill-at 4 must be a step that is saved"),
         (["--steps", 8, "--kill-at", 4, "--save-every", 3], "a multiple of --save-every (3)"),
         (["--ranks", 2], "--ranks 2: batch.sequences (8) must be a multiple of 16, 2 ranks times batch.micro (8)"),

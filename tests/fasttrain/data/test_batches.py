@@ -224,7 +224,6 @@ def test_what_cannot_be_divided_or_filled_is_an_error(stream):
             lambda: batches_of(stream).at(0).split(3),
             "data: 4 sequences of a rank do not divide into micro-batches of 3",
         ),
-        (lambda: batches_of(stream, seed=-1), "data: seed (-1) must not be negative"),
         (
             lambda: batches_of(stream, sequence=417),
             "data: a sequence of 417 needs 418 tokens, and there are 417; shorten data.sequence, or prepare more data",

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from fasttrain import cli, config
+from fasttrain.config import PrepareConfig
 from fasttrain.data import Batches, DataCursor, Skip, training_data
 from fasttrain.data.locate import SPLIT, documents_from, locate, occurrences, step_of_token, text_of
-from fasttrain.data.prepare import Settings, prepare
+from fasttrain.data.prepare import prepare
 from fasttrain.data.segments import DataSegment, append_segment, read_segments, segment_at, with_absolute_paths
 from fasttrain.rundir import RunDir
 
@@ -30,7 +31,7 @@ def prepared(tmp_path_factory) -> Path:
         (root / f"text/{number % 3}/{number}.txt").write_text(words)
     lines = [json.dumps({"text": f"line {i} " + "says ünicode " * (i % 9 + 1)}) for i in range(40)]
     (root / "lines.jsonl").write_text("\n".join(lines) + "\n")
-    options: dict[str, Any] = dict(tokenizer="bytes", settings=Settings(validation=0, shortest=1), workers=1)
+    options: dict[str, Any] = dict(tokenizer="bytes", settings=PrepareConfig(validation=0, shortest=1), workers=1)
     prepare([root / "text"], root / "a", **options)
     prepare([root / "lines.jsonl"], root / "b", **options)
     return root

@@ -18,12 +18,14 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing import ProcessExitedException
 
+import fasttrain.checkpoint.saver
 import fasttrain.checkpoint.writer
 import fasttrain.train.control
 import fasttrain.train.loop
 import fasttrain.train.setup
 import fasttrain.train.step
 from fasttrain.checkpoint import list_checkpoints
+from fasttrain.cli import main as commands
 from fasttrain.events import ExitCode
 from fasttrain.fs import HashedFile
 from fasttrain.metrics import read_events, read_metrics
@@ -258,3 +260,47 @@ def test_a_low_mfu_is_explained_once(tmp_path, capsys):
     assert event["step"] == 7
     assert event["evidence"]["causes"]
     assert "the MFU is low, because of:" in capsys.readouterr().out
+
+
+# Weights that are not finite
+
+
+def poisoned(at: int) -> Any:
+    """After so many steps a weight is NaN, as no setting within its bounds makes it."""
+    own = fasttrain.train.step.train_step
+
+    def step(state: Any, *arguments: Any) -> Any:
+        result = own(state, *arguments)
+        if state.progress.step >= at:
+            with torch.no_grad():
+                dict(state.model.named_parameters())["blocks.1.down.weight"][0, 0] = float("nan")
+        return result
+
+    return patch.object(fasttrain.train.loop, "train_step", step)
+
+
+@pytest.mark.parametrize("spike", ["warn", "skip"])
+def test_a_model_that_is_not_finite_is_never_saved_and_the_run_does_not_wait_for_it(tmp_path, capsys, spike):
+    with poisoned(at=12), quick_pauses():
+        assert train(tmp_path / "run", "--monitor.spike", spike) == ExitCode.NOT_SAVED
+    assert steps(tmp_path / "run") == [5, 10]
+    (event,) = events(tmp_path / "run", "not saved")
+    assert "model.blocks.1.down.weight has values that are not finite; resume from the last checkpoint" in event["text"]
+    assert not events(tmp_path / "run", "pause")
+
+
+def test_a_checkpoint_that_is_not_finite_is_not_verified_and_not_exported(tmp_path, capsys):
+    run = tmp_path / "run"
+    with poisoned(at=12), patch.object(fasttrain.checkpoint.saver, "not_finite", lambda state: []):
+        assert train(run, "--monitor.spike", "warn", "--batch.steps", 15) == 0
+    capsys.readouterr()
+    assert commands(["checkpoint", "verify", str(run)]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "15" in said
+    assert "model.blocks.1.down.weight of" in said
+    assert "2 valid, 1 corrupt" in said
+    with pytest.raises(SystemExit, match="2"):
+        commands(["export", str(run), "--out", str(tmp_path / "exported")])
+    assert "model.blocks.1.down.weight of" in (said := capsys.readouterr().err)
+    assert "has values that are not finite; use another" in said
+    assert not (tmp_path / "exported").exists()

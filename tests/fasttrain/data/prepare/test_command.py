@@ -76,7 +76,7 @@ def test_nothing_held_out_is_said(tmp_path, texts, capsys):
         (["--tokenizer", "bytes", "--train-tokenizer", "300"], "are two ways to one thing; choose one"),
         (["--tokenizer", "nowhere.json"], "there is no tokenizer nowhere.json"),
         (["--include", "*.rs"], "has no files that match --include *.rs; check the path"),
-        (["--validation", "2"], "must be from 0 to less than 1"),
+        (["--validation", "2"], "--validation: '2' must be a finite number from 0 to below 1"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, texts, capsys, options, message):

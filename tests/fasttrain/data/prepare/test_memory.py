@@ -3,7 +3,8 @@
 import json
 import tracemalloc
 
-from fasttrain.data.prepare import Settings, prepare
+from fasttrain.config import PrepareConfig
+from fasttrain.data.prepare import prepare
 
 
 def peak(tmp_path, documents: int) -> int:
@@ -12,7 +13,7 @@ def peak(tmp_path, documents: int) -> int:
         for i in range(documents):
             file.write(json.dumps({"text": f"document {i} " + "of a few hundred words in all " * 30}) + "\n")
     tracemalloc.start()
-    prepare([path], tmp_path / f"{documents}", tokenizer="bytes", settings=Settings(validation=0), workers=1)
+    prepare([path], tmp_path / f"{documents}", tokenizer="bytes", settings=PrepareConfig(validation=0), workers=1)
     try:
         return tracemalloc.get_traced_memory()[1]
     finally:

@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from fasttrain.config import PrepareConfig
 from fasttrain.data import Dataset, holds_out
-from fasttrain.data.prepare import Settings, prepare
+from fasttrain.data.prepare import prepare
 from fasttrain.data.prepare.tokenizer import SEPARATOR
 
-ALL = Settings(validation=0, shortest=1)
+ALL = PrepareConfig(validation=0, shortest=1)
 TEXTS = [f"Document {i} says: naïve “text” and {'more ' * (i % 7)}\nof it, {i * 37}.\n" for i in range(60)]
 
 
@@ -110,7 +111,7 @@ def test_a_long_text_is_cut_at_lines_and_nothing_is_lost(tmp_path, monkeypatch, 
     text = "".join(f"line {i} é\n" for i in range(1000)) + "".join(chr(0x4E00 + i) for i in range(3000))
     path = tmp_path / ("x.txt.gz" if packed else "x.txt")
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
-    dataset = prepared(tmp_path / "out", path, settings=Settings(validation=0, shortest=1, longest=1024))
+    dataset = prepared(tmp_path / "out", path, settings=PrepareConfig(validation=0, shortest=1, longest=1024))
     found = documents(dataset)
     assert "".join(found) == text
     assert len(found) > 10
@@ -121,7 +122,7 @@ def test_a_long_text_is_cut_at_lines_and_nothing_is_lost(tmp_path, monkeypatch, 
 
 def test_a_line_longer_than_a_part_stays_whole_and_leaves_no_empty_parts(tmp_path):
     (tmp_path / "x.txt").write_text(text := "x" * 5000 + "\n" + "the end of it\n" * 100)
-    dataset = prepared(tmp_path / "out", tmp_path / "x.txt", settings=Settings(validation=0, longest=1024))
+    dataset = prepared(tmp_path / "out", tmp_path / "x.txt", settings=PrepareConfig(validation=0, longest=1024))
     assert "".join(documents(dataset)) == text
     assert dropped(dataset) == []
 
@@ -129,7 +130,7 @@ def test_a_line_longer_than_a_part_stays_whole_and_leaves_no_empty_parts(tmp_pat
 def test_a_long_document_of_jsonl_is_cut_too(tmp_path):
     text = "".join(f"line {i}\n" for i in range(1000))
     dataset = prepared(
-        tmp_path / "out", write(tmp_path / "x.jsonl", [text]), settings=Settings(validation=0, longest=2048)
+        tmp_path / "out", write(tmp_path / "x.jsonl", [text]), settings=PrepareConfig(validation=0, longest=2048)
     )
     assert "".join(documents(dataset)) == text
     assert len(documents(dataset)) == 5
@@ -166,7 +167,7 @@ def test_what_is_dropped_is_reported_with_file_and_line(tmp_path):
     table = pyarrow.table({"text": ["a row of a Parquet file", None, "tiny"]})
     parquet.write_table(table, tmp_path / "x.parquet")
     dataset = prepared(
-        tmp_path / "out", tmp_path / "x.jsonl", tree, tmp_path / "x.parquet", settings=Settings(validation=0)
+        tmp_path / "out", tmp_path / "x.jsonl", tree, tmp_path / "x.parquet", settings=PrepareConfig(validation=0)
     )
     assert documents(dataset) == [
         "a first document that is kept",
@@ -192,7 +193,7 @@ def test_what_is_dropped_is_reported_with_file_and_line(tmp_path):
         ("no text", "x.parquet", 1),
         ("near-empty", "x.parquet", 2),
     ]
-    kept = prepared(tmp_path / "all", tmp_path / "x.jsonl", settings=Settings(validation=0, keep_duplicates=True))
+    kept = prepared(tmp_path / "all", tmp_path / "x.jsonl", settings=PrepareConfig(validation=0, keep_duplicates=True))
     assert len(documents(kept)) == 4
 
 
@@ -227,7 +228,7 @@ def test_a_text_that_spells_the_separator_does_not_end(tmp_path):
 def test_any_documents_come_back_in_their_splits(tmp_path_factory, texts):
     directory = tmp_path_factory.mktemp("any")
     path = write(directory / "x.jsonl", ["something, so that it is never empty", *texts])
-    dataset = prepared(directory / "out", path, settings=Settings(validation=0.4, shortest=1))
+    dataset = prepared(directory / "out", path, settings=PrepareConfig(validation=0.4, shortest=1))
     wanted = list(dict.fromkeys(["something, so that it is never empty", *(text for text in texts if text.strip())]))
     for split, is_held_out in (("train", False), ("validation", True)):
         chosen = [text for text in wanted if holds_out(text.encode(), 0.4) == is_held_out]
@@ -244,7 +245,7 @@ def test_the_same_files_whatever_the_number_of_workers(tmp_path, monkeypatch):
             *inputs,
             tmp_path / "w.jsonl",
             tokenizer=350,
-            settings=Settings(validation=0.1),
+            settings=PrepareConfig(validation=0.1),
             workers=workers,
         )
     first = {path.name: path.read_bytes() for path in (tmp_path / "1").iterdir()}
@@ -254,8 +255,8 @@ def test_the_same_files_whatever_the_number_of_workers(tmp_path, monkeypatch):
 
 
 def test_documents_keep_their_split_when_data_is_added(tmp_path):
-    few = prepared(tmp_path / "few", write(tmp_path / "x.jsonl", TEXTS[:30]), settings=Settings(validation=0.2))
-    all_ = prepared(tmp_path / "all", write(tmp_path / "y.jsonl", TEXTS[::-1]), settings=Settings(validation=0.2))
+    few = prepared(tmp_path / "few", write(tmp_path / "x.jsonl", TEXTS[:30]), settings=PrepareConfig(validation=0.2))
+    all_ = prepared(tmp_path / "all", write(tmp_path / "y.jsonl", TEXTS[::-1]), settings=PrepareConfig(validation=0.2))
     for split in ("train", "validation"):
         assert set(documents(few, split)) <= set(documents(all_, split))
 
@@ -308,14 +309,14 @@ def test_a_corrupt_parquet_file(tmp_path):
 
 def test_a_wrong_column_or_key_is_told_with_those_there_are(tmp_path):
     path = write(tmp_path / "x.parquet", TEXTS)
-    assert fails(path, settings=Settings(text_key="content")) == (
+    assert fails(path, settings=PrepareConfig(text_key="content")) == (
         f"prepare: {path} has no column 'content', but id, text; set --text-key"
     )
     assert "has int64, not text, in its column 'id'; set --text-key" in fails(
-        path, settings=Settings(text_key="id"), restart=True
+        path, settings=PrepareConfig(text_key="id"), restart=True
     )
     path = write(tmp_path / "x.jsonl", TEXTS)
-    assert fails(path, settings=Settings(text_key="content"), restart=True) == (
+    assert fails(path, settings=PrepareConfig(text_key="content"), restart=True) == (
         f"prepare: {path} has more bad lines than good ones, one of them line 1: no text (no string 'content'; it has "
         "'id', 'text'); set --text-key"
     )
@@ -331,7 +332,7 @@ def test_a_file_that_is_no_jsonl(tmp_path):
 def test_nothing_left_is_an_error_that_says_why(tmp_path):
     (tmp_path / "x.txt").write_text("tiny")
     (tmp_path / "y.txt").write_bytes(b"\0" * 100)
-    message = fails(tmp_path / "x.txt", tmp_path / "y.txt", settings=Settings())
+    message = fails(tmp_path / "x.txt", tmp_path / "y.txt", settings=PrepareConfig())
     assert message == (
         f"prepare: there is no document left for {tmp_path}/out: 1 near-empty, 1 binary; near-empty: "
         f"{tmp_path}/x.txt:1; binary: {tmp_path}/y.txt:1"
@@ -381,16 +382,3 @@ def test_an_output_that_exists(tmp_path):
     prepared(tmp_path / "out", path)
     with pytest.raises(FileExistsError, match="out exists; choose another directory, or delete it first"):
         prepared(tmp_path / "out", path)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (dict(validation=1.0), "the share of validation (1.0) must be from 0 to less than 1"),
-        (dict(shortest=0), "shortest (0) must be 1 or more"),
-        (dict(longest=10), "longest (10) must be from 1 KB to 256 MB"),
-    ],
-)
-def test_settings_that_make_no_sense(changes, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        Settings(**changes)

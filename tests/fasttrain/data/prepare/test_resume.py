@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from fasttrain.config import PrepareConfig
 from fasttrain.data import Dataset
-from fasttrain.data.prepare import Settings, preparation, prepare
+from fasttrain.data.prepare import preparation, prepare
 from fasttrain.data.prepare.preparation import locked, work_directory_of
 from fasttrain.data.prepare.workers import in_order
 
@@ -36,7 +37,7 @@ def inputs(tmp_path: Path, monkeypatch) -> list[Path]:
 
 
 def run(inputs, out, *, workers=1, tokenizer="bytes", **options):
-    return prepare(inputs, out, tokenizer=tokenizer, settings=Settings(validation=0.1), workers=workers, **options)
+    return prepare(inputs, out, tokenizer=tokenizer, settings=PrepareConfig(validation=0.1), workers=workers, **options)
 
 
 def content(path: Path) -> dict[str, bytes]:
@@ -180,7 +181,7 @@ def test_another_command_does_not_resume_it(tmp_path, inputs):
 
 
 def test_a_mistake_that_is_found_at_once_is_mended_without_restart(tmp_path, inputs):
-    text_key = Settings(text_key="body")
+    text_key = PrepareConfig(text_key="body")
     with pytest.raises(ValueError, match="set --text-key"):
         prepare([inputs[0] / "b.jsonl.gz"], tmp_path / "out", tokenizer="bytes", settings=text_key, workers=1)
     run([inputs[0] / "b.jsonl.gz"], tmp_path / "out")

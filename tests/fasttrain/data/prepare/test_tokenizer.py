@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers, processors
 
+from fasttrain.config import PrepareConfig
 from fasttrain.data import Dataset
-from fasttrain.data.prepare import Settings, prepare
+from fasttrain.data.prepare import prepare
 from fasttrain.data.prepare import tokenizer as tokenizers
 from fasttrain.data.prepare.tokenizer import (
     SEPARATOR,
@@ -52,7 +53,7 @@ def test_one_separator_whatever_the_tokenizer_adds_by_itself(tmp_path, model):
             out,
             tokenizer=model,
             separator=separator,
-            settings=Settings(validation=0),
+            settings=PrepareConfig(validation=0),
             workers=1,
         )
         dataset = Dataset(out)
@@ -112,7 +113,7 @@ def test_a_vocabulary_with_gaps_ends_after_its_last_token(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(description))
     assert loaded(tmp_path).size == 70_001
     (tmp_path / "x.txt").write_text("a text that takes four bytes for each token")
-    prepare([tmp_path / "x.txt"], tmp_path / "out", tokenizer=tmp_path, settings=Settings(validation=0), workers=1)
+    prepare([tmp_path / "x.txt"], tmp_path / "out", tokenizer=tmp_path, settings=PrepareConfig(validation=0), workers=1)
     assert Dataset(tmp_path / "out").manifest.dtype == "uint32"
 
 
