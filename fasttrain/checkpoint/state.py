@@ -61,10 +61,11 @@ def check_finite(state: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
 
 def verify_weights(checkpoint: Checkpoint) -> None:
     """Raise unless all weights are finite; one is read at a time."""
-    for name, tensor in saved_tensors(checkpoint).items():
+    reader = TensorReader(checkpoint)
+    for name, tensor in reader.tensors.items():
         if name.startswith("model."):
             state = {name: torch.empty(tensor.size, dtype=tensor.properties.dtype)}
-            load(checkpoint, state, None)
+            load(checkpoint, state, None, reader)
             check_finite(state, checkpoint)
 
 
@@ -119,6 +120,10 @@ class TensorReader(dcp.FileSystemReader):
         super().__init__(checkpoint.path)
         self._metadata = read_metadata(checkpoint.path, checkpoint.files)
 
+    @property
+    def tensors(self) -> dict[str, TensorStorageMetadata]:
+        return self._metadata.state_dict_metadata  # type: ignore[return-value]
+
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         assert self._metadata.storage_meta
         self._metadata.storage_meta.load_id = self.load_id
@@ -127,7 +132,7 @@ class TensorReader(dcp.FileSystemReader):
 
 def saved_tensors(checkpoint: Checkpoint) -> dict[str, TensorStorageMetadata]:
     """What a checkpoint holds, by name."""
-    return TensorReader(checkpoint).read_metadata().state_dict_metadata  # type: ignore[return-value]
+    return TensorReader(checkpoint).tensors
 
 
 def _empty_optimizer_state(parameters: dict[str, Tensor], saved: dict[str, TensorStorageMetadata]) -> dict[str, Tensor]:

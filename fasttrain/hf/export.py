@@ -94,7 +94,7 @@ class Weights:
     def _read(self, most: int) -> Iterator[tuple[str, Tensor]]:
         """All tensors in order; of the checkpoint, so many bytes at a time."""
         reader = TensorReader(self.checkpoint)
-        saved: Any = reader.read_metadata().state_dict_metadata
+        saved = reader.tensors
         names = {f"model.{ours}": rows for ours, rows in self.packed.items()}
         sizes = {name: math.prod(saved[name].size) * saved[name].properties.dtype.itemsize for name in names}
         for group in _groups(sizes, most):
