@@ -148,17 +148,6 @@ class GpuSensors:
 
 def _sensors(nvml: Any, gpu: Any) -> list[Callable[[], dict[str, float]]]:
     """One function per question to NVML, so that a card may answer some of them only."""
-
-    def throttled() -> dict[str, float]:
-        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
-        heat = nvml.nvmlClocksThrottleReasonSwThermalSlowdown | nvml.nvmlClocksThrottleReasonHwThermalSlowdown
-        brake = nvml.nvmlClocksThrottleReasonHwSlowdown | nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
-        return {
-            "throttled_power": float(bool(reasons & nvml.nvmlClocksThrottleReasonSwPowerCap)),
-            "throttled_heat": float(bool(reasons & heat)),
-            "throttled_hardware": float(bool(reasons & brake)),
-        }
-
     return [
         lambda: {"utilisation": nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100},
         lambda: {"memory": float(nvml.nvmlDeviceGetMemoryInfo(gpu).used)},
@@ -166,5 +155,16 @@ def _sensors(nvml: Any, gpu: Any) -> list[Callable[[], dict[str, float]]]:
         lambda: {"temperature": float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))},
         lambda: {"sm_clock": float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM))},
         lambda: {"memory_clock": float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM))},
-        throttled,
+        lambda: {f"throttled_{reason}": float(on) for reason, on in throttle_reasons(nvml, gpu).items()},
     ]
+
+
+def throttle_reasons(nvml: Any, gpu: Any) -> dict[str, bool]:
+    """Whether clocks are lowered now, by reason."""
+    now = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
+    reasons = {
+        "power": nvml.nvmlClocksThrottleReasonSwPowerCap,
+        "heat": nvml.nvmlClocksThrottleReasonSwThermalSlowdown | nvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+        "hardware": nvml.nvmlClocksThrottleReasonHwSlowdown | nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+    }
+    return {reason: bool(now & bits) for reason, bits in reasons.items()}

@@ -32,18 +32,22 @@ STEPS = 40  # of the median that says whether steps are slow
 RECENT = 16  # and of those that say why: by the time that most of the 40 are slow, all of these are
 EVERY = 10  # steps between two exchanges
 
+PHASES = ("data", "wait", "forward", "backward", "optimizer", "record", "checkpoint")  # that may become slow
+WAIT = PHASES.index("wait")  # for other ranks
+SHARED = ("forward", "backward", "optimizer")  # phases with collectives in them, where ranks keep pace with the slowest
+SENSORS = ("sm_clock", "temperature", "power", "throttled_power", "throttled_heat", "throttled_hardware")
+
 
 class Medians:
     """One rank's own figures: the phases of its last steps, and what its sensors say."""
 
-    def __init__(self, phases: Sequence[str], sensors: Sequence[str] = ()) -> None:
-        self._phases, self._sensors = tuple(phases), tuple(sensors)
+    def __init__(self) -> None:
         self._steps: deque[list[float]] = deque(maxlen=STEPS)
         self._readings: Mapping[str, float] = {}
 
     def add(self, split: Mapping[str, float], readings: Mapping[str, float] | None = None) -> None:
         """The seconds of a step by phase; phases that a step did not have took none."""
-        self._steps.append([split.get(phase, 0.0) for phase in self._phases])
+        self._steps.append([split.get(phase, 0.0) for phase in PHASES])
         self._readings = readings or {}
 
     def vector(self) -> list[float]:
@@ -52,7 +56,7 @@ class Medians:
         whole = table.sum(axis=1)
         steps = Window(STEPS, whole.tolist())
         recent = np.median(np.column_stack([whole, table])[-RECENT:], axis=0)
-        readings = [self._readings.get(name, math.nan) for name in self._sensors]
+        readings = [self._readings.get(name, math.nan) for name in SENSORS]
         return [steps.median, steps.spread, *recent.tolist(), *readings]
 
 
@@ -107,8 +111,6 @@ def slowest(seconds: Sequence[float], margin: float = 0.15) -> int | None:
     return rank if others and seconds[rank] >= (1 + margin) * median(others) else None
 
 
-WAIT = "wait"  # the phase in which a rank waits for others
-
 _BASE = 160  # steps of the baseline
 _SETTLING = 20  # steps before it, of a process: compilation, caches, clocks
 _RAISED, _BACK = 0.6, 0.3  # of the threshold: reported, and over
@@ -145,8 +147,8 @@ class Slowdown:
 class SlowdownDetector:
     """Compares the table of all ranks with the run's own past. Of a process: another one may be on other machines."""
 
-    def __init__(self, phases: Sequence[str], sensors: Sequence[str] = (), *, threshold: float = 0.2) -> None:
-        self._phases, self._sensors, self._threshold = tuple(phases), tuple(sensors), threshold
+    def __init__(self, *, threshold: float = 0.2) -> None:
+        self._threshold = threshold
         self._past: list[np.ndarray] = []
         self._reported = 0.0  # excess of a step, as a share; 0: none
 
@@ -178,16 +180,16 @@ class SlowdownDetector:
 
     def _explain(self, table: np.ndarray, usual: np.ndarray) -> Slowdown:
         before, now = (float(np.median(figures[:, 2])) for figures in (usual, table))
-        phases = slice(3, 3 + len(self._phases))
+        phases = slice(3, 3 + len(PHASES))
         rank, phase = self._cause(table[:, phases] - usual[:, phases], now - before)
         ranks = slice(None) if rank is None else slice(rank, rank + 1)
         was, then = np.median(usual[ranks], axis=0), np.median(table[ranks], axis=0)
-        readings = {name: (float(was[n]), float(then[n])) for n, name in enumerate(self._sensors, phases.stop)}
+        readings = {name: (float(was[n]), float(then[n])) for n, name in enumerate(SENSORS, phases.stop)}
         return Slowdown(
             kind="slow",
             seconds=now,
             usual=before,
-            phase=self._phases[phase],
+            phase=PHASES[phase],
             rank=rank,
             phase_seconds=float(then[phases][phase]),
             phase_usual=float(was[phases][phase]),
@@ -196,36 +198,26 @@ class SlowdownDetector:
 
     def _cause(self, excess: np.ndarray, whole: float) -> tuple[int | None, int]:  # (ranks, phases), of a whole step
         """The rank, or None for all alike, and the number of the phase."""
-        working = [number for number, phase in enumerate(self._phases) if phase != WAIT]
+        working = [number for number in range(len(PHASES)) if number != WAIT]
         own = excess[:, working].sum(axis=1)
         leader = int(own.argmax())
-        if own[leader] < _ALONE * whole and WAIT in self._phases:
-            return None, self._phases.index(WAIT)
+        if own[leader] < _ALONE * whole:
+            return None, WAIT
         others = np.delete(own, leader)
         if not len(others) or float(np.median(others)) <= _ALONE * own[leader]:
             return leader, max(working, key=lambda phase: excess[leader, phase])
         return None, max(working, key=lambda phase: float(np.median(excess[:, phase])))
 
 
-PHASES = ("data", "wait", "forward", "backward", "optimizer", "record", "checkpoint")  # that may become slow
-SENSORS = ("sm_clock", "temperature", "power", "throttled_power", "throttled_heat", "throttled_hardware")
-SHARED = ("forward", "backward", "optimizer")  # phases with collectives in them, where ranks keep pace with the slowest
-
-
 class SpeedMonitor:
     """observe() every step, on all ranks; nobody waits, but for a moment when steps have become slow."""
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,  # gloo, and nobody else's
-        device: torch.device,
-        *,
-        threshold: float,  # 0.2 for 20%; 0: no detection
-    ) -> None:
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, *, threshold: float) -> None:
+        """group: gloo, and nobody else's; threshold: 0.2 for 20%; 0: no detection."""
         self._group, self._device = group, device
         self._steps = 0
-        self._medians, self._exchange = Medians(PHASES, SENSORS), Exchange(group)
-        self._detector = SlowdownDetector(PHASES, SENSORS, threshold=threshold) if threshold else None
+        self._medians, self._exchange = Medians(), Exchange(group)
+        self._detector = SlowdownDetector(threshold=threshold) if threshold else None
 
     def observe(self, split: Mapping[str, float], readings: Mapping[str, float]) -> Slowdown | None:
         """What is new, given this rank's seconds of a step by phase, and what its sensors say."""

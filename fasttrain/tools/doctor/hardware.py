@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fasttrain.gpus import gpu_of_device
-from fasttrain.metrics import device_name
+from fasttrain.metrics.hardware import device_name, throttle_reasons
 from fasttrain.tools.doctor import Level, MachineFinding
 from fasttrain.units import memory_size
 
@@ -198,23 +198,14 @@ def _card(nvml: Any, index: int) -> Iterator[MachineFinding]:
     if limit and usual and limit < usual:
         value = f"limited to {limit / 1000:.0f} of {usual / 1000:.0f} W"
         yield finding("power", value, f"nvidia-smi -i {index} -pl {usual // 1000}")
-    if reasons := _throttled(nvml, ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0):
+    if reasons := [reason for reason, on in (_ask(nvml, throttle_reasons, nvml, gpu) or {}).items() if on]:
         remedy = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; look at cooling"
-        yield finding("clocks", f"lowered now: {reasons}", remedy)
+        yield finding("clocks", f"lowered now: {', '.join(reasons)}", remedy)
     kinds = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
     if errors := ask("nvmlDeviceGetTotalEccErrors", *kinds):
         value = f"{errors} uncorrected memory errors since the driver was loaded"
         remedy = f"nvidia-smi -i {index} -r (or reboot); if they return, the card has to be replaced"
         yield finding("ECC", value, remedy, "broken")
-
-
-def _throttled(nvml: Any, reasons: int) -> str:
-    kinds = {
-        "power cap": nvml.nvmlClocksThrottleReasonSwPowerCap,
-        "heat": nvml.nvmlClocksThrottleReasonSwThermalSlowdown | nvml.nvmlClocksThrottleReasonHwThermalSlowdown,
-        "hardware brake": nvml.nvmlClocksThrottleReasonHwSlowdown | nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
-    }
-    return ", ".join(kind for kind, bits in kinds.items() if reasons & bits)
 
 
 def _ask(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -209,10 +209,11 @@ def _about_loss(plan: Plan) -> str:
     settings, a, vocab = plan.settings, 4 if plan.precision == "fp32" else 2, plan.sizes.vocab
     tokens = settings.batch.micro * settings.data.sequence
     chunk = planned_chunk(tokens, settings.model.hidden, vocab, precision=plan.precision, device="cuda").tokens
-    saved = plan.plain_loss.bytes - plan.memory.bytes
+    dp_size, precision = plan.hardware.gpus, plan.precision
+    plain = memory(settings, vocab=vocab, dp_size=dp_size, precision=precision, loss="plain")
     return (
         f"linear cross-entropy takes {chunk:,} of {tokens:,} tokens at a time, {memory_size(chunk * vocab * a)} of "
-        f"logits; plain cross-entropy would raise the peak by {memory_size(max(saved, 0))}"
+        f"logits; plain cross-entropy would raise the peak by {memory_size(max(plain.bytes - plan.memory.bytes, 0))}"
     )
 
 

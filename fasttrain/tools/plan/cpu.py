@@ -9,7 +9,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +48,7 @@ def cpu_hardware() -> Hardware:
         name="cpu", device="", architecture="cpu", memory=total, half=0.0, tf32=0.0, fp32=0.0, bandwidth=0.0, link=0.0,
         node=1, network=1.0, price=None,
     )  # fmt: skip
-    return Hardware(gpu=gpu, gpus=1, node=1, network=1.0, memory=total, price=None)
+    return Hardware.of(gpu, 1)
 
 
 def estimate_on_cpu(
@@ -63,15 +62,13 @@ def estimate_on_cpu(
 ) -> Plan:
     """The plan of a run on this machine's CPU."""
     precision = precision_of(settings.parallel, cpu=True)
-    of_cpu = partial(memory, vocab=vocab, precision=precision, device="cpu", process=process, compiled=compiled)
     return Plan(
         settings=settings,
         hardware=cpu_hardware(),
         precision=precision,
         compiled=compiled,
         sizes=sizes(settings, vocab=vocab, stated=stated),
-        memory=of_cpu(settings),
-        plain_loss=of_cpu(settings, loss="plain"),
+        memory=memory(settings, vocab=vocab, precision=precision, device="cpu", process=process, compiled=compiled),
         speed=_MeasuredStep(settings, vocab, DTYPES[precision], clock).speed(compiled=compiled),
         measured=True,
     )

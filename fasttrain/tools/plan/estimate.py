@@ -34,7 +34,6 @@ class Plan:
     compiled: bool
     sizes: Sizes
     memory: MemoryEstimate
-    plain_loss: MemoryEstimate  # the same without our linear cross-entropy
     speed: SpeedEstimate
     measured: bool = False  # the device was measured, and not looked up
 
@@ -124,8 +123,7 @@ class Plan:
 
 def precision_of(parallel: config.ParallelConfig, *, cpu: bool = False) -> str:
     """As a run decides it."""
-    auto = "fp32" if cpu else "bf16"
-    return auto if parallel.precision == "auto" else parallel.precision
+    return parallel.precision if parallel.precision != "auto" else "fp32" if cpu else "bf16"
 
 
 def estimate(settings: config.Config, hardware: Hardware, *, vocab: int, stated: Stated = Stated()) -> Plan:  # noqa: B008
@@ -140,7 +138,6 @@ def estimate(settings: config.Config, hardware: Hardware, *, vocab: int, stated:
         compiled=compiled,
         sizes=sizes(settings, vocab=vocab, dp_size=dp_size, stated=stated),
         memory=memory(settings, vocab=vocab, dp_size=dp_size, precision=precision),
-        plain_loss=memory(settings, vocab=vocab, dp_size=dp_size, precision=precision, loss="plain"),
         speed=speed(work, hardware),
     )
 

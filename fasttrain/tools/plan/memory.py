@@ -111,7 +111,7 @@ class _StepMemory:
         model, parallel, batch = settings.model, settings.parallel, settings.batch
         self.model, self.parallel, self.device, self.vocab = model, parallel, device, vocab
         self.plain = loss == "plain"
-        self.precision, self.a = precision, ITEMSIZE[precision]
+        self.a = ITEMSIZE[precision]
         self.M, self.L, self.C, self.F = batch.micro * settings.data.sequence, model.layers, model.hidden, model.ffn
         self.H, self.K = model.heads * model.head_dim, model.kv_heads * model.head_dim
         self.lse = 4 * model.heads * (2 if self.a == 4 and device == "cpu" else 1)  # bytes of a token
@@ -125,6 +125,9 @@ class _StepMemory:
         self.head = self.a * vocab * model.hidden  # the gradient of the head, there from the backward of the loss on
         self.states = optimizer_bytes(model, vocab, settings.optim.kind)
         self.update = OPTIMIZERS[settings.optim.kind].whole_matrices * 2 * model.hidden * model.ffn * self.a
+        self.chunk = planned_chunk(self.M, self.C, vocab, precision=precision, device=device)
+        # Whether the head's gradient is no fp32 sum of chunks: it is in bf16 at once, and multiplied in hardware
+        self.one_chunk = self.chunk.dweight_dtype == "bfloat16"
         self.table = 4 * model.head_dim * settings.data.sequence  # cosines and sines
         # FSDP: the root's weights, a block's, and all those that are not given back after their forward
         self.root, self.block = (self.a * size if self.sharded else 0.0 for size in (self.P_root, self.P_block))
@@ -232,8 +235,8 @@ class _StepMemory:
             return M * V * (self.a + 4 + 4) if self.a < 4 else M * V * 8
         itemsize = self.a if self.device == "cuda" else 4
         casts = (M * C + V * C) * 4 if self.device == "cpu" and self.a < 4 else 0
-        logits = self._chunk.tokens * (-(-V // 16) * 16) * itemsize
-        dweight = (self.a if self._one_chunk else 4) * V * C
+        logits = self.chunk.tokens * (-(-V // 16) * 16) * itemsize
+        dweight = (self.a if self.one_chunk else 4) * V * C
         return 4 * M * C + dweight + logits + casts + 16 * M
 
     def _loss_backward(self) -> float:
@@ -242,13 +245,4 @@ class _StepMemory:
             return M * V * (self.a + 4 + 4 + 4)
         if self.a == 4:
             return 4 * M * C + 4 * V * C
-        return (4 + self.a) * M * C + (self.a if self._one_chunk else 4 + self.a) * V * C
-
-    @property
-    def _chunk(self) -> LossChunk:
-        return planned_chunk(self.M, self.model.hidden, self.vocab, precision=self.precision, device=self.device)
-
-    @property
-    def _one_chunk(self) -> bool:
-        """Whether the head's gradient is no fp32 sum of chunks: it is in bf16 at once, and multiplied in hardware."""
-        return self._chunk.dweight_dtype == "bfloat16"
+        return (4 + self.a) * M * C + (self.a if self.one_chunk else 4 + self.a) * V * C

@@ -15,13 +15,11 @@ published run is on are carried over from another one: the band says so.
 B sequences of T tokens are M tokens of a micro-batch; W ranks, S of which share the weights, R = W / S replicas.
 """
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from fasttrain import config
 from fasttrain.flops import HOST_SECONDS, block_matrices, block_shapes, flops_per_token, num_parameters
@@ -47,7 +45,6 @@ class Calibration:
     unfused: float  # factor of the streamed bytes where nothing is fused
     exposed: float  # share of communication that computing cannot hide
     band: float  # of the speed: this much more or less covers nine of ten held-out runs
-    known: bool  # published runs are on this architecture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +91,9 @@ class Hardware:
     memory: float  # bytes of a GPU
     price: float | None  # USD per GPU-hour
 
-    @staticmethod
+    @classmethod
     def of(
+        cls,
         gpu: Gpu,
         gpus: int,
         *,
@@ -103,8 +101,8 @@ class Hardware:
         network: float | None = None,
         memory: float | None = None,
         price: float | None = None,
-    ) -> Hardware:
-        return Hardware(
+    ) -> Self:
+        return cls(
             gpu=gpu,
             gpus=gpus,
             node=node or min(gpu.node, gpus),
@@ -167,7 +165,7 @@ def calibrations() -> dict[str, Calibration]:
     """The fitted figures by architecture."""
     table: dict[str, Any] = tomllib.loads(TABLE.read_text("utf-8"))
     return {
-        name: Calibration(**{k: v for k, v in (table["shared"] | row).items() if k != "from"}, known="from" not in row)
+        name: Calibration(**{key: value for key, value in (table["shared"] | row).items() if key != "from"})
         for name, row in table["architectures"].items()
     }
 
@@ -250,15 +248,13 @@ def collectives(work: Work, hardware: Hardware) -> dict[str, float]:
     counts, units = num_parameters(work.model, work.vocab), work.model.layers + 1
     size = work.reduced * counts.total
     if work.dp_size == 1 or not work.gathers:
-        whole = _ring(work.dp_size, size, hardware) + _ring_latency(work.dp_size, hardware)
-        return {"gather": 0.0, "reduce": 0.0, "dp_replicate": 2 * whole}
+        return {"gather": 0.0, "reduce": 0.0, "dp_replicate": 2 * _ring(work.dp_size, size, hardware)}
     reductions = work.micro_batches if work.reduces_every else 1
     rounds = work.micro_batches if work.gathers == 2 else 1
     gathered = rounds * (work.gathers * counts.blocks + counts.total - counts.blocks) * ITEMSIZE[work.precision]
-    hops = _ring_latency(work.shards, hardware)
     return {
-        "gather": _ring(work.shards, gathered, hardware) + rounds * work.gathers * units * hops,
-        "reduce": _ring(work.shards, reductions * size, hardware) + reductions * units * hops,
+        "gather": _ring(work.shards, gathered, hardware, rounds=rounds * work.gathers * units),
+        "reduce": _ring(work.shards, reductions * size, hardware, rounds=reductions * units),
         "dp_replicate": _between_replicas(work, size, hardware),
     }
 
@@ -270,16 +266,12 @@ def _exposed(work: Work, hardware: Hardware, given: Calibration, busy: float) ->
     return given.exposed * total + max((1 - given.exposed) * total - 0.9 * busy, 0.0)
 
 
-def _ring(ranks: int, size: float, hardware: Hardware) -> float:
+def _ring(ranks: int, size: float, hardware: Hardware, *, rounds: int = 1) -> float:
     """Seconds to bring every rank of a group a whole of so many bytes, of which each has a share; or to reduce one."""
     nodes = max(ranks / hardware.node, 1)
     inside = (ranks - 1) / ranks * size / (_LINK * hardware.gpu.link)
-    return max(inside, (nodes - 1) / nodes * size / (_NETWORK * hardware.network))
-
-
-def _ring_latency(ranks: int, hardware: Hardware) -> float:
-    nodes = max(ranks / hardware.node, 1)
-    return _HOP * (ranks - 1) + _NODE_HOP * (nodes - 1)
+    between = (nodes - 1) / nodes * size / (_NETWORK * hardware.network)
+    return max(inside, between) + rounds * (_HOP * (ranks - 1) + _NODE_HOP * (nodes - 1))
 
 
 def _between_replicas(work: Work, size: float, hardware: Hardware) -> float:

@@ -156,7 +156,7 @@ def test_what_is_wrong_with_a_card_is_told(nvml):
         "limited to 400 of 700 W",
         "nvidia-smi -i 1 -pl 700",
     )
-    assert findings["GPU 1 clocks"].value == "lowered now: power cap, heat"
+    assert findings["GPU 1 clocks"].value == "lowered now: power, heat"
     assert findings["GPU 1 ECC"].level == "broken"
     assert findings["GPU 1 ECC"].value == "3 uncorrected memory errors since the driver was loaded"
 
