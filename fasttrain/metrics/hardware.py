@@ -16,13 +16,14 @@ import resource
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 
 import torch
 
 from fasttrain.gpus import gpu_of_device
-from fasttrain.metrics.step_timer import StepTimer
+from fasttrain.metrics.step_timer import seconds_of
 
 _SECONDS = 0.3  # of measuring
 # Rows of the measured matrices: doubled while a matmul takes less than so many seconds, or while that still helps and
@@ -81,26 +82,20 @@ def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
     while True:
         a, b = (torch.randn(rows, rows, generator=generator, device=device).to(dtype) for _ in range(2))
         out = torch.empty_like(a)
-        seconds = min(_matmul_seconds(a, b, out) for _ in range(2))  # the first of a size chooses its kernel
+        matmul = partial(torch.mm, a, b, out=out)
+        seconds = min(seconds_of(matmul, device) for _ in range(2))  # the first of a size chooses its kernel
         helped = 2 * rows**3 / seconds > 1.5 * best
         best = max(best, 2 * rows**3 / seconds)
         if rows == _LARGEST[device.type] or not (helped or seconds < _ENOUGH) or perf_counter() > end:
             break
         rows *= 2
     while perf_counter() < end:
-        best = max(best, 2 * rows**3 / _matmul_seconds(a, b, out))
+        best = max(best, 2 * rows**3 / seconds_of(matmul, device))
     if device.type == "cuda":  # leave no trace in used_memory
-        del a, b, out
+        del a, b, out, matmul
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     return best
-
-
-def _matmul_seconds(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> float:
-    timer = StepTimer(a.device)
-    torch.mm(a, b, out=out)
-    timer.mark("matmul")
-    return timer.split()["matmul"]
 
 
 _INTERVAL = 1.0  # seconds: NVML averages over about as long, and some cards take milliseconds to answer

@@ -22,9 +22,6 @@ class Window:
         self._values.append(value)
         insort(self._ordered, value)
 
-    def __len__(self) -> int:
-        return len(self._values)
-
     @property
     def is_full(self) -> bool:
         return len(self._values) == self._values.maxlen

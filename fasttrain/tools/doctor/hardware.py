@@ -4,8 +4,6 @@ Limits are in cgroups, of version 2 or 1, and those of parents count too; in the
 `root` is where /proc and /sys are. NVML counts all GPUs of the machine; torch those of CUDA_VISIBLE_DEVICES.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import os
@@ -13,7 +11,7 @@ import re
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -35,7 +33,7 @@ class Cores(NamedTuple):
     why: str  # not all of them; empty: all
 
     @classmethod
-    def of(cls, root: Path = ROOT) -> Cores:
+    def of(cls, root: Path = ROOT) -> Self:
         installed = os.cpu_count() or 1
         bound, quota = len(os.sched_getaffinity(0)), cpu_quota(root)
         usable = min(bound, max(int(min(quota, bound)), 1))

@@ -9,6 +9,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -179,26 +180,23 @@ class _MeasuredStep:
     def leaf(self, shape: tuple[int, ...]) -> Tensor:
         return torch.randn(shape, dtype=self.dtype, requires_grad=True)
 
-    def seconds(self, op: Callable[[], object]) -> float:
-        def once() -> tuple[float]:
-            begin = self.clock()
-            op()
-            return (self.clock() - begin,)
+    def timed(self, op: Callable[[], Any]) -> tuple[float, Any]:
+        begin = self.clock()
+        result = op()
+        return self.clock() - begin, result
 
-        return _medians(once, _SECONDS)[0]
+    def seconds(self, op: Callable[[], object]) -> float:
+        return _medians(lambda: self.timed(op)[:1], _SECONDS)[0]
 
     def with_backward(self, op: Callable[[], tuple[Tensor, ...]]) -> tuple[float, float]:
         """Seconds of forward and backward, and of forward alone."""
 
         def once() -> tuple[float, float]:
-            begin = self.clock()
-            outputs = op()
-            forward = self.clock() - begin
+            forward, outputs = self.timed(op)
             gradients = [torch.ones_like(output) for output in outputs]
             self.other_memory.add_(1)  # what forward saved has left the caches by the time of backward
-            begin = self.clock()
-            torch.autograd.backward(outputs, gradients)
-            return forward, self.clock() - begin
+            backward, _ = self.timed(lambda: torch.autograd.backward(outputs, gradients))
+            return forward, backward
 
         forward, backward = _medians(once, 2 * _SECONDS)
         return forward + backward, forward

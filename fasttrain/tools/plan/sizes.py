@@ -197,9 +197,7 @@ def _repetition(run: Sizes) -> str:
 
 
 def _epochs(settings: config.Config, tokens: int, dataset: Mapping[str, float]) -> dict[str, float]:
-    if "" in dataset:
-        return {"": tokens / dataset[""]}
-    weights = {name: settings.data.mixture[name].weight for name in dataset}
+    weights = {name: settings.data.mixture[name].weight if name else 1.0 for name in dataset}
     return {name: tokens * weights[name] / sum(weights.values()) / size for name, size in dataset.items()}
 
 

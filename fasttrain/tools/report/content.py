@@ -46,7 +46,10 @@ def differences(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
 def figures(record: RunRecord) -> dict[str, Any]:
     """The run in a few numbers; None: not known."""
     columns = record.columns
-    best = min(_main_validations(record), key=lambda line: line["loss"], default=None)
+    sets = record.validations  # the held-out documents, or the first set
+    lines = sets.get("held-out") or next(iter(sets.values()), [])
+    scored = [line for line in lines if line.get("loss") is not None and math.isfinite(line["loss"])]
+    best = min(scored, key=lambda line: line["loss"], default=None)
     return dict(
         loss=_finite(columns["loss"], lambda values: values[-1]),
         validation=best and best["loss"],
@@ -134,27 +137,17 @@ def _ghost(record: RunRecord, gone: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _validations(record: RunRecord) -> dict[str, Any]:
-    sets: dict[str, list[dict[str, Any]]] = {}
-    for line in record.validations:
-        sets.setdefault(str(line["set"]), []).append(line)
     return {
         name: dict(
             x=_places(record, _figure(lines, "step"), _figure(lines, "time")),
             **{key: _figure(lines, key) for key in ("loss", "perplexity", "bits_per_byte", "accuracy")},
         )
-        for name, lines in sets.items()
+        for name, lines in record.validations.items()
     }
 
 
 def _figure(lines: list[dict[str, Any]], key: str) -> np.ndarray:
     return np.array([line.get(key) for line in lines], dtype=np.float64)  # None becomes nan
-
-
-def _main_validations(record: RunRecord) -> list[dict[str, Any]]:
-    """Those of the held-out documents, or of the first set."""
-    names = [line["set"] for line in record.validations]
-    lines = [line for line in record.validations if line["set"] == ("held-out" if "held-out" in names else names[0])]
-    return [line for line in lines if line.get("loss") is not None and math.isfinite(line["loss"])]
 
 
 def _event(record: RunRecord, event: Event) -> dict[str, Any]:
