@@ -48,11 +48,14 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 def used_memory(device: torch.device) -> int:
     """Peak bytes of this process: allocated by torch on a GPU, resident on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident_memory(b"VmHWM:")
+
+
+def resident_memory(figure: bytes = b"VmRSS:") -> int:
+    """Bytes of this process now, or a figure of /proc/self/status."""
     try:
         with open("/proc/self/status", "rb") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(b"VmHWM:"))
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(figure))
     except (OSError, StopIteration):  # another system; on Linux this would count the process that started ours, too
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024

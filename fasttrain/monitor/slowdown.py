@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from fasttrain.distributed.collectives import on_all
-from fasttrain.monitor.window import Window
+from fasttrain.monitor.spikes import QUARTILES
 
 STEPS = 40  # of the median that says whether steps are slow
 RECENT = 16  # and of those that say why: by the time that most of the 40 are slow, all of these are
@@ -54,36 +54,11 @@ class Medians:
         """To be exchanged: median and spread of whole steps; of recent ones the median, whole and by phase; sensors."""
         table = np.array(self._steps)  # (steps, phases)
         whole = table.sum(axis=1)
-        steps = Window(STEPS, whole.tolist())
+        low, middle, high = np.quantile(whole, (0.25, 0.5, 0.75)).tolist()
         recent = np.median(np.column_stack([whole, table])[-RECENT:], axis=0)
         readings = [self._readings.get(name, math.nan) for name in SENSORS]
-        return [steps.median, steps.spread, *recent.tolist(), *readings]
-
-
-class Exchange:
-    """Vectors of all ranks, without waiting for them: sent after one step, read after the next.
-
-    group: gloo, and of this thread alone; a collective of another thread in it would meet these.
-    """
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-        self._work: dist.Work | None = None
-        self._rows: list[torch.Tensor] = []
-
-    def send(self, vector: Sequence[float]) -> None:
-        """On every rank, after the same step."""
-        mine = torch.tensor(vector, dtype=torch.float64)
-        self._rows = [torch.empty_like(mine) for _ in range(self._group.size())]
-        self._work = dist.all_gather(self._rows, mine, group=self._group, async_op=True)
-
-    def read(self) -> list[list[float]] | None:
-        """One row for each rank; None if nothing was sent since the last reading."""
-        if self._work is None:
-            return None
-        self._work.wait()
-        self._work = None
-        return [row.tolist() for row in self._rows]
+        spread = (high - low) / QUARTILES
+        return [middle, spread, *recent.tolist(), *readings]
 
 
 def probe(device: torch.device, rows: int = 512, repeats: int = 10) -> float:
@@ -210,25 +185,36 @@ class SlowdownDetector:
 
 
 class SpeedMonitor:
-    """observe() every step, on all ranks; nobody waits, but for a moment when steps have become slow."""
+    """observe() every step, on all ranks; nobody waits, but for a moment when steps have become slow.
+
+    Figures of all ranks are sent after one step, and read after the next.
+    """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, *, threshold: float) -> None:
-        """group: gloo, and nobody else's; threshold: 0.2 for 20%; 0: no detection."""
+        """group: gloo, and of this thread alone: a collective of another one would meet these.
+
+        threshold: 0.2 for 20%; 0: no detection.
+        """
         self._group, self._device = group, device
-        self._steps = 0
-        self._medians, self._exchange = Medians(), Exchange(group)
+        self._steps, self._medians = 0, Medians()
+        self._sent: tuple[dist.Work, list[torch.Tensor]] | None = None
         self._detector = SlowdownDetector(threshold=threshold) if threshold else None
 
     def observe(self, split: Mapping[str, float], readings: Mapping[str, float]) -> Slowdown | None:
         """What is new, given this rank's seconds of a step by phase, and what its sensors say."""
         if self._detector is None:
             return None
+        news = None
+        if self._sent:
+            (work, rows), self._sent = self._sent, None
+            work.wait()
+            news = self._detector.observe([row.tolist() for row in rows], self._steps)
         self._steps += 1
-        rows = self._exchange.read()
-        news = None if rows is None else self._detector.observe(rows, self._steps - 1)
         self._medians.add(split, readings)
         if self._steps % EVERY == 0:
-            self._exchange.send(self._medians.vector())
+            mine = torch.tensor(self._medians.vector(), dtype=torch.float64)
+            rows = [torch.empty_like(mine) for _ in range(self._group.size())]
+            self._sent = dist.all_gather(rows, mine, group=self._group, async_op=True), rows
         if news and news.kind == "slow" and news.rank is None and news.phase in SHARED:
             return replace(news, rank=slowest(on_all(self._group, lambda: probe(self._device))))
         return news

@@ -18,10 +18,10 @@ from fasttrain import config
 from fasttrain.distributed.runtime import DTYPES, keep_freed_memory
 from fasttrain.flops import block_shapes, flops_per_token, num_parameters
 from fasttrain.gpus import Gpu
-from fasttrain.metrics import used_memory
+from fasttrain.metrics.hardware import resident_memory as resident_memory  # what `process` is measured with
 from fasttrain.optim.optimizer import clip, make_optimizer
-from fasttrain.tools.plan.estimate import Plan, precision_of
-from fasttrain.tools.plan.memory import memory
+from fasttrain.tools.plan.estimate import Plan
+from fasttrain.tools.plan.memory import memory, precision_of
 from fasttrain.tools.plan.sizes import Stated, sizes
 from fasttrain.tools.plan.speed import Hardware, SpeedEstimate
 from fasttrain_kernels import add_rms_norm, attention, linear, linear_cross_entropy, qk_norm_rope, rotary_table, swiglu
@@ -31,15 +31,6 @@ TOKENS = 2048  # that an op is measured on, at most
 COMPILED = 0.6  # time of fused elementwise work against that of ops (bench/test_model.py)
 _SECONDS = 0.15  # for an op
 Clock = Callable[[], float]
-
-
-def resident_memory() -> float:
-    """Bytes of this process now. Its peak would not do: Linux counts that of the process that started it, too."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * float(os.sysconf("SC_PAGE_SIZE"))
-    except OSError:  # another system
-        return used_memory(torch.device("cpu"))
 
 
 def cpu_hardware() -> Hardware:
@@ -63,13 +54,13 @@ def estimate_on_cpu(
 ) -> Plan:
     """The plan of a run on this machine's CPU."""
     precision = precision_of(settings.parallel, cpu=True)
+    needed = memory(settings, vocab=vocab, device="cpu", process=process, compiled=compiled)
     return Plan(
         settings=settings,
         hardware=cpu_hardware(),
         precision=precision,
-        compiled=compiled,
         sizes=sizes(settings, vocab=vocab, stated=stated),
-        memory=memory(settings, vocab=vocab, precision=precision, device="cpu", process=process, compiled=compiled),
+        memory=needed,
         speed=_MeasuredStep(settings, vocab, DTYPES[precision], clock).speed(compiled=compiled),
         measured=True,
     )
@@ -178,7 +169,7 @@ class _MeasuredStep:
         return torch.randn(shape, dtype=self.dtype)
 
     def leaf(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.randn(shape, dtype=self.dtype, requires_grad=True)
+        return self.random(*shape).requires_grad_()
 
     def timed(self, op: Callable[[], Any]) -> tuple[float, Any]:
         begin = self.clock()

@@ -25,7 +25,7 @@ from fasttrain import config
 from fasttrain.flops import HOST_SECONDS, block_matrices, block_shapes, flops_per_token, num_parameters
 from fasttrain.gpus import Gpu
 from fasttrain.optimizers import OPTIMIZERS, OptimizerKind
-from fasttrain.tools.plan.memory import ITEMSIZE, planned_chunk
+from fasttrain.tools.plan.memory import ITEMSIZE, planned_chunk, precision_of
 
 TABLE = Path(__file__).with_name("calibration.toml")
 # Collectives reach this share of what links and adapters are sold as
@@ -136,11 +136,10 @@ class SpeedEstimate:
         return self.rate * self.flops / self.peak
 
 
-def work_of(
-    settings: config.Config, *, vocab: int, dp_size: int, precision: str = "bf16", compiled: bool = True
-) -> Work:
+def work_of(settings: config.Config, *, vocab: int, dp_size: int) -> Work:
     """The work of a run with these settings."""
     parallel, batch, recompute = settings.parallel, settings.batch, settings.parallel.recompute
+    precision = precision_of(parallel)
     sharded = dp_size > 1 or precision != "fp32"
     return Work(
         model=settings.model,
@@ -151,7 +150,7 @@ def work_of(
         dp_size=dp_size,
         dp_replicate=parallel.dp_replicate,
         precision=precision,
-        compiled=compiled,
+        compiled=parallel.compile != "off",
         recomputed=float(recompute == "full"),
         recomputed_streaming=float(recompute != "none"),
         gathers=(2 if parallel.reshard_after_forward else 1) if sharded else 0,

@@ -67,7 +67,9 @@ def figures(record: RunRecord) -> dict[str, Any]:
 def _run(record: RunRecord, state: RunState, points: int) -> dict[str, Any]:
     columns, steps, known = record.columns, record.columns["step"], record.metadata
     planned = record.settings.get("batch.steps")
-    places = [int(np.searchsorted(steps, event.step)) for event in _by_weight(record.events)]
+    weights = (Severity.ERROR, Severity.ACTION, Severity.WARNING)  # what deserves a close look, the gravest first
+    notable = sorted((e for e in record.events if e.severity in weights), key=lambda e: weights.index(e.severity))
+    places = [int(np.searchsorted(steps, event.step)) for event in notable]
     starts = bucket_starts(len(columns), points, [place for place in places if place < len(steps)])
     ends = np.append(starts[1:], len(columns)) - 1
     samples = [event for event in record.events if event.kind == EventKind.SAMPLE]
@@ -101,12 +103,6 @@ def _run(record: RunRecord, state: RunState, points: int) -> dict[str, Any]:
 
 def _curves(record: RunRecord) -> list[str]:
     return [name for name in record.columns.names if name not in HIDDEN]
-
-
-def _by_weight(events: list[Event]) -> list[Event]:
-    """Those first that deserve a close look."""
-    order = (Severity.ERROR, Severity.ACTION, Severity.WARNING)
-    return sorted((i for i in events if i.severity in order), key=lambda event: order.index(event.severity))
 
 
 def _places(record: RunRecord, steps: np.ndarray, times: np.ndarray) -> dict[str, np.ndarray]:

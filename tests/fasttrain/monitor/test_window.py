@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fasttrain.monitor.window import Window
+from fasttrain.monitor.spikes import Window
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 32])
