@@ -60,16 +60,9 @@ def _block(value: float, low: float, high: float) -> str:
 
 
 class Display:
-    """What a run shows; close() gives the terminal back."""
+    """What a run of so many steps shows, on stdout if no console is given; close() gives the terminal back."""
 
-    def __init__(
-        self,
-        log: config.LogConfig,
-        *,
-        steps: int,  # of the whole run
-        is_main: bool,
-        console: Console | None = None,  # None: stdout
-    ) -> None:
+    def __init__(self, log: config.LogConfig, *, steps: int, is_main: bool, console: Console | None = None) -> None:
         self._console = console or Console()
         self._steps, self._every, self._silent = steps, log.every, not is_main
         self._recent: deque[Mapping[str, float]] = deque(maxlen=_RECENT)

@@ -57,11 +57,6 @@ class MfuContext:
         """Of a rank's forward pass."""
         return self.settings.batch.micro * self.settings.data.sequence
 
-    @property
-    def micro_batches(self) -> int:
-        """Of a rank's step."""
-        return self.settings.batch.sequences // (self.settings.batch.micro * self.dp_size)
-
     def share(self, *phases: str) -> float:
         return sum(self.split.get(phase, 0.0) for phase in phases) / self.seconds
 
@@ -117,7 +112,7 @@ def _measured(context: MfuContext) -> Iterator[Cause]:
     remedy = "look for the slow rank in the events; a faster network; parallel.dp_replicate = number of nodes"
     yield Cause(context.share("wait"), "waiting for other ranks", remedy)
     # Reading and writing 16 bytes per parameter takes as long for any batch: a small one does not pay for it
-    tokens = context.tokens * context.micro_batches
+    tokens = context.settings.batch.sequences // context.dp_size * context.settings.data.sequence
     update = f"the update, after only {tokens:,} tokens of a rank"
     yield Cause(context.share("optimizer") - 0.05, update, "raise batch.sequences")
 

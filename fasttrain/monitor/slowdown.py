@@ -138,7 +138,9 @@ class SlowdownDetector:
             return None
         usual = np.median(self._past, axis=0)
         before, now = float(np.median(usual[:, 0])), float(np.median(table[:, 0]))
-        excess, limit = now / before - 1, self._limit(usual)
+        # The smallest excess to report: of the threshold, or what noise of a median of normal values cannot explain
+        noise = float(np.median(usual[:, 1] / usual[:, 0])) * 1.25 / math.sqrt(STEPS)
+        excess, limit = now / before - 1, max(_RAISED * self._threshold, _NOISE * noise)
         if excess >= _AGAIN * self._reported + limit:
             news = self._explain(table, usual)
             self._reported = max(excess, news.seconds / news.usual - 1)
@@ -147,11 +149,6 @@ class SlowdownDetector:
             self._reported = 0.0
             return Slowdown(kind="over", seconds=now, usual=before)
         return None
-
-    def _limit(self, usual: np.ndarray) -> float:
-        """Smallest excess to report: of the threshold, or what noise cannot explain."""
-        noise = float(np.median(usual[:, 1] / usual[:, 0])) * 1.25 / math.sqrt(STEPS)  # of a median of normal values
-        return max(_RAISED * self._threshold, _NOISE * noise)
 
     def _explain(self, table: np.ndarray, usual: np.ndarray) -> Slowdown:
         before, now = (float(np.median(figures[:, 2])) for figures in (usual, table))

@@ -20,7 +20,7 @@ from fasttrain.gpus import gpu_of_device
 from fasttrain.metrics import measured_flops, peak_flops
 from fasttrain.metrics.step_timer import seconds_of
 from fasttrain.tools.doctor import MachineFinding
-from fasttrain.tools.doctor.hardware import Cores, cards, limits, machine
+from fasttrain.tools.doctor.hardware import cards, limits, machine, usable_cores
 from fasttrain.tools.doctor.software import variables, versions
 from fasttrain.units import disk_size
 
@@ -40,7 +40,7 @@ def examine(settings: Config, out: Path, *, quick: bool) -> Iterator[MachineFind
         ("limits", limits(gpus=gpus)),
         ("software", versions(settings, on_gpu=on_gpu)),
         ("environment", variables(environment)),
-        ("a run will use", estimate(settings, Cores.of().usable)),
+        ("a run will use", estimate(settings, usable_cores()[0])),
         ("ops", ops()),
         ("disk", disk(out, measure=not quick)),
         ("speed", () if quick else speed(torch.device("cuda" if on_gpu else "cpu"))),
@@ -165,12 +165,9 @@ def disk(out: Path, *, measure: bool) -> Iterator[MachineFinding]:
         remedy = f"make it writable (chown, or remount), or choose another --out than {out}"
         yield MachineFinding("write", f"cannot write: {error.strerror or error}", "broken", remedy)
         return
-    if not measure:
-        yield MachineFinding("write", "possible")
-        return
     rate = written / seconds
     text = f"{rate / 1e6:,.0f} MB/s with fsync ({written / 1e6:,.0f} MB)"
-    yield MachineFinding("write", text, figure=rate, unit="B/s")
+    yield MachineFinding("write", text, figure=rate, unit="B/s") if measure else MachineFinding("write", "possible")
 
 
 def copy_rate(device: torch.device) -> float:

@@ -11,7 +11,7 @@ import re
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import torch
 
@@ -27,30 +27,23 @@ DRIVER = Path("/proc/driver/nvidia/version")  # there with the kernel's module
 IN_USE = 2**30  # bytes of a GPU in use before a run, from which on it is worth telling
 
 
-class Cores(NamedTuple):
-    usable: int
-    installed: int
-    why: str  # not all of them; empty: all
-
-    @classmethod
-    def of(cls, root: Path = ROOT) -> Self:
-        installed = os.cpu_count() or 1
-        bound, quota = len(os.sched_getaffinity(0)), cpu_quota(root)
-        usable = min(bound, max(int(min(quota, bound)), 1))
-        if usable == installed:
-            return cls(usable, installed, "")
-        return cls(usable, installed, f"a quota of {quota:g}, by a cgroup" if quota < bound else "bound to them")
+def usable_cores(root: Path = ROOT) -> tuple[int, str]:
+    """How many this process has, and why not all; empty: all."""
+    bound, quota = len(os.sched_getaffinity(0)), cpu_quota(root)
+    usable = min(bound, max(int(min(quota, bound)), 1))
+    why = f"a quota of {quota:g}, by a cgroup" if quota < bound else "bound to them"
+    return usable, "" if usable == os.cpu_count() else why
 
 
 def machine(root: Path = ROOT) -> Iterator[MachineFinding]:
     """Processors and memory."""
-    cores, threads = Cores.of(root), torch.get_num_threads()
-    share = f"{cores.usable} of {cores.installed} cores ({cores.why})" if cores.why else f"{cores.usable} cores"
+    (cores, why), threads = usable_cores(root), torch.get_num_threads()
+    share = f"{cores} of {os.cpu_count()} cores ({why})" if why else f"{cores} cores"
     name = device_name(torch.device("cpu"))
-    yield MachineFinding("processor", f"{name}, {share}", figure=cores.usable, unit="cores")
-    if threads > cores.usable:
-        remedy = f"export OMP_NUM_THREADS={cores.usable}: more threads than cores wait for each other"
-        yield MachineFinding("threads", f"{threads} threads for {cores.usable} cores", "warning", remedy)
+    yield MachineFinding("processor", f"{name}, {share}", figure=cores, unit="cores")
+    if threads > cores:
+        remedy = f"export OMP_NUM_THREADS={cores}: more threads than cores wait for each other"
+        yield MachineFinding("threads", f"{threads} threads for {cores} cores", "warning", remedy)
     found = dict(re.findall(r"(\w+): +(\d+) kB", _read(root / "proc/meminfo")))
     installed, available = (float(found.get(name, math.nan)) * 1024 for name in ("MemTotal", "MemAvailable"))
     limit = memory_limit(root)

@@ -71,11 +71,6 @@ class Work:
     gated: bool = True  # False: a feed-forward layer of two matrices, as many elements as the model's three
 
     @property
-    def tokens(self) -> int:
-        """Tokens of a rank's step."""
-        return self.micro * self.sequence * self.micro_batches
-
-    @property
     def shards(self) -> int:
         return max(self.dp_size // self.dp_replicate, 1)
 
@@ -182,9 +177,13 @@ def speed(work: Work, hardware: Hardware, calibration: Calibration | None = None
     per_micro["launching"] = max(3 * work.model.layers * HOST_SECONDS["cuda", work.compiled or work.fused] - busy, 0.0)
     parts = {part: n * seconds for part, seconds in per_micro.items()}
     parts["optimizer"] = _optimizer(work, gpu, given) + _STEP
-    parts["exposed"] = _exposed(work, hardware, given, n * (busy + per_micro["launching"]))
+    # Communication: a share that never hides (the first gather, the last reduction, kernels that compete), and what
+    # computing is too short for
+    moving, hidden = sum(collectives(work, hardware).values()), 0.9 * n * (busy + per_micro["launching"])
+    parts["exposed"] = given.exposed * moving + max((1 - given.exposed) * moving - hidden, 0.0)
+    tokens = work.micro * work.sequence * n
     flops, peak = flops_per_token(work.model, work.vocab, work.sequence), gpu.peak(work.precision)
-    return SpeedEstimate(parts=parts, tokens=work.tokens, flops=flops, peak=peak, band=given.band)
+    return SpeedEstimate(parts=parts, tokens=tokens, flops=flops, peak=peak, band=given.band)
 
 
 def _matmuls(work: Work, gpu: Gpu, given: Calibration) -> float:
@@ -256,13 +255,6 @@ def collectives(work: Work, hardware: Hardware) -> dict[str, float]:
         "reduce": _ring(work.shards, reductions * size, hardware, rounds=reductions * units),
         "dp_replicate": _between_replicas(work, size, hardware),
     }
-
-
-def _exposed(work: Work, hardware: Hardware, given: Calibration, busy: float) -> float:
-    """A share that never hides (the first gather, the last reduction, kernels that compete), and what computing is
-    too short for."""
-    total = sum(collectives(work, hardware).values())
-    return given.exposed * total + max((1 - given.exposed) * total - 0.9 * busy, 0.0)
 
 
 def _ring(ranks: int, size: float, hardware: Hardware, *, rounds: int = 1) -> float:

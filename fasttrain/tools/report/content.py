@@ -16,10 +16,8 @@ from fasttrain.tools.report.record import CheckpointEntry, RunRecord, RunState
 NUMBERS = 220_000  # in all curves of a page: about 1.5 MB
 MOST, LEAST = 1500, 150  # points of a curve
 HIDDEN = ("step", "time", "tokens", "valid_tokens", "data_wait", "nonfinite")  # no curves of their own
-RANGED = (  # a mean with its lowest and highest value
-    *("loss", "grad_norm", "tokens_per_second", "mfu", "step_seconds"),
-    *("unsaved_steps", "checkpoint_age"),
-)
+# A mean with its lowest and highest value
+RANGED = ("loss", "grad_norm", "tokens_per_second", "mfu", "step_seconds", "unsaved_steps", "checkpoint_age")
 PEAK = 3.0  # in any other curve, a highest value of so many means stands for its bucket
 EVENTS, SAMPLES, GHOSTS, EVALUATIONS = 1000, 100, 40, 1000  # that a page has of a run, at most
 TEXT, DOCUMENTS = 2000, 50  # characters of a text, and documents of an event
