@@ -37,7 +37,7 @@ Figures = dict[tuple[str, str], float]  # ("shared" or an architecture, name) ->
 
 def calibration_of(figures: Figures, architecture: str) -> speed.Calibration:
     values = {name: figures["shared", name] for name in SHARED} | {n: figures[architecture, n] for n in OWN}
-    return speed.Calibration(**values, band=0.0, known=True)
+    return speed.Calibration(**values, band=0.0)
 
 
 def errors(figures: Figures, chosen: list[Point]) -> list[float]:

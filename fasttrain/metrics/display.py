@@ -5,19 +5,20 @@
     loss ██▇▆▅▄▄▃▃▂▂▂▂▁▁▁
     last event: step 97: the loss spiked ...
 
-Validations and notes are lines that stay, above the live ones. The speed is that of the last steps (Pace), so that
-neither compilation nor a hiccup decides about the time that is left; loss and norm are of this step alone. The curve is
-the loss since the process started (Sparkline).
+Validations and notes are lines that stay, above the live ones. The speed is that of the last steps, and the first of a
+process counts only as long as it is the only one, so that neither compilation nor a hiccup decides about the time that
+is left; loss and norm are of this step alone. The curve is the loss since the process started.
 A narrow terminal gets fewer figures. One that is gone, or a full disk, costs lines, with one warning, and not the run.
 """
 
 import logging
 import math
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from time import monotonic
 
+import numpy as np
 from rich.console import Console, Group, OverflowMethod
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -28,81 +29,27 @@ from fasttrain import config
 from fasttrain.events import Event, EventKind, Severity
 from fasttrain.units import clock, count, fixed, percent
 
-_STEPS = 20
-
-
-class Pace:
-    """Of the last steps of this process. The first counts only as long as it is the only one."""
-
-    def __init__(self) -> None:
-        self._steps: deque[Mapping[str, float]] = deque(maxlen=_STEPS)
-        self._settled = False
-
-    def add(self, values: Mapping[str, float]) -> None:
-        if len(self._steps) == 1 and not self._settled:
-            self._steps.clear()
-            self._settled = True
-        self._steps.append(values)
-
-    def mean(self, name: str) -> float:
-        """Of a figure, over time."""
-        return sum(step[name] * step["step_seconds"] for step in self._steps) / self._seconds
-
-    @property
-    def data_share(self) -> float:
-        """Of the time, that was spent waiting for data."""
-        return sum(step["data_wait"] for step in self._steps) / self._seconds
-
-    def remaining(self, steps: int) -> float | None:
-        """Seconds that so many steps will take; None: too early to say."""
-        return steps * self._seconds / len(self._steps) if self._settled else None
-
-    @property
-    def _seconds(self) -> float:
-        return sum(step["step_seconds"] for step in self._steps)
-
-
+_RECENT = 20  # steps whose speed is shown
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_POINTS = 512  # even
+_REFRESH = 0.2  # seconds between drawings of the live view, each of which takes about 1 ms
+_BAR = 10  # columns that the progress bar has at least
+_CURVE = 60  # columns that the curve has at most
+_NEEDLESS = ("data", "norm", "mem", "MFU", "speed")  # what a narrow terminal goes without, in this order
+
+_logger = logging.getLogger(__name__)
 
 
-class Sparkline:
-    """add() every step; text() when it is drawn."""
-
-    def __init__(self) -> None:
-        self._points: list[float] = []
-        self._width = 1  # steps of a point
-        self._open: list[float] = []  # steps of the next point
-
-    def add(self, value: float) -> None:
-        self._open.append(value)
-        if len(self._open) == self._width:
-            self._points.append(_mean(self._open))
-            self._open = []
-        if len(self._points) == _POINTS:
-            self._points = _merged(self._points, _POINTS // 2)
-            self._width *= 2
-
-    def text(self, columns: int) -> str:
-        """At most so many characters; empty before the second step."""
-        points = self._points + ([_mean(self._open)] if self._open else [])
-        if len(points) < 2 or columns < 2:
-            return ""
-        shown = _merged(points, columns)
-        recent = [point for point in shown[len(shown) // 4 :] if math.isfinite(point)]
-        low, high = min(recent, default=0.0), max(recent, default=0.0)
-        return "".join(_block(point, low, high) for point in shown)
-
-
-def _merged(points: Sequence[float], columns: int) -> list[float]:
-    """Means of neighbours, as many as fit."""
-    count = min(len(points), columns)
-    edges = [len(points) * i // count for i in range(count + 1)]
-    return [_mean(points[a:b]) for a, b in pairwise(edges)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)  # fmean raises for inf beside -inf
+def sparkline(values: Sequence[float], columns: int) -> str:
+    """At most so many characters, each the mean of neighbours; "!" is not finite. Empty before the second value."""
+    points = min(len(values), columns)
+    if points < 2:
+        return ""
+    starts = np.arange(points) * len(values) // points
+    with np.errstate(invalid="ignore"):  # inf beside -inf
+        means = np.add.reduceat(values, starts) / np.diff(starts, append=len(values))
+    recent = [mean for mean in means[points // 4 :].tolist() if math.isfinite(mean)]
+    low, high = min(recent, default=0.0), max(recent, default=0.0)
+    return "".join(_block(mean, low, high) for mean in means.tolist())
 
 
 def _block(value: float, low: float, high: float) -> str:
@@ -112,28 +59,14 @@ def _block(value: float, low: float, high: float) -> str:
     return _BLOCKS[min(max(int(height * len(_BLOCKS)), 0), len(_BLOCKS) - 1)]
 
 
-_REFRESH = 0.2  # seconds between drawings of the live view, each of which takes about 1 ms
-_BAR = 10  # columns that the progress bar has at least
-_CURVE = 60  # columns that the curve has at most
-_NEEDLESS = ("data", "norm", "mem", "MFU", "speed")  # what a narrow terminal goes without, in this order
-
-_logger = logging.getLogger(__name__)
-
-
 class Display:
-    """What a run shows; close() gives the terminal back."""
+    """What a run of so many steps shows, on stdout if no console is given; close() gives the terminal back."""
 
-    def __init__(
-        self,
-        log: config.LogConfig,
-        *,
-        steps: int,  # of the whole run
-        is_main: bool,
-        console: Console | None = None,  # None: stdout
-    ) -> None:
+    def __init__(self, log: config.LogConfig, *, steps: int, is_main: bool, console: Console | None = None) -> None:
         self._console = console or Console()
         self._steps, self._every, self._silent = steps, log.every, not is_main
-        self._pace, self._losses, self._event = Pace(), Sparkline(), ""
+        self._recent: deque[Mapping[str, float]] = deque(maxlen=_RECENT)
+        self._losses, self._event = array("d"), ""
         self._live: Live | None = None
         self._drawn = 0.0
         self._warned = False
@@ -142,8 +75,10 @@ class Display:
         """The figures of a step, the first of a run being 1, as the recorder gets them."""
         if self._silent:
             return
-        self._pace.add(values)
-        self._losses.add(values["loss"])
+        if len(self._losses) == 1:
+            self._recent.clear()
+        self._recent.append(values)
+        self._losses.append(values["loss"])
         last = step == self._steps
         if self._console.is_interactive:
             if last or monotonic() - self._drawn >= _REFRESH:
@@ -212,7 +147,7 @@ class Display:
             if len(_joined(shown)) > columns:
                 del shown[name]
         lines = [_joined(shown)]
-        if not ascii_only and (curve := self._losses.text(min(columns, _CURVE) - len("loss "))):
+        if not ascii_only and (curve := sparkline(self._losses, min(columns, _CURVE) - len("loss "))):
             lines.append(f"loss {curve}")
         if self._event:
             lines.append(f"last event: {self._event}")
@@ -236,15 +171,21 @@ class Display:
 
     def _figures(self, step: int, values: Mapping[str, float]) -> dict[str, str]:
         """Each as wide as it usually gets, so that the lines of a log are columns."""
+        seconds = [recent["step_seconds"] for recent in self._recent]
+        is_early, elapsed = len(self._losses) == 1, sum(seconds)
+
+        def mean(name: str) -> float:
+            return sum(recent[name] * weight for recent, weight in zip(self._recent, seconds, strict=True)) / elapsed
+
         return {
             "loss": f"{fixed(values['loss'], 3):>6}",
             "norm": f"{fixed(values['grad_norm'], 2):>5}",
             "lr": f"{values['lr']:.1e}",
-            "speed": f"{count(self._pace.mean('tokens_per_second'), 3):>5} tok/s",
-            "MFU": f"{percent(self._pace.mean('mfu')):>4}",
+            "speed": f"{count(mean('tokens_per_second'), 3):>5} tok/s",
+            "MFU": f"{percent(mean('mfu')):>4}",
             "mem": f"{fixed(values['memory'] / 1e9, 1):>5} GB",
-            "data": f"{percent(self._pace.data_share):>4}",
-            "eta": f"{clock(self._pace.remaining(self._steps - step)):>8}",
+            "data": f"{percent(sum(recent['data_wait'] for recent in self._recent) / elapsed):>4}",
+            "eta": f"{clock(None if is_early else (self._steps - step) * elapsed / len(seconds)):>8}",
         }
 
 

@@ -16,13 +16,14 @@ import resource
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 
 import torch
 
 from fasttrain.gpus import gpu_of_device
-from fasttrain.metrics.step_timer import StepTimer
+from fasttrain.metrics.step_timer import seconds_of
 
 _SECONDS = 0.3  # of measuring
 # Rows of the measured matrices: doubled while a matmul takes less than so many seconds, or while that still helps and
@@ -47,11 +48,14 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 def used_memory(device: torch.device) -> int:
     """Peak bytes of this process: allocated by torch on a GPU, resident on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident_memory(b"VmHWM:")
+
+
+def resident_memory(figure: bytes = b"VmRSS:") -> int:
+    """Bytes of this process now, or a figure of /proc/self/status."""
     try:
         with open("/proc/self/status", "rb") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(b"VmHWM:"))
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(figure))
     except (OSError, StopIteration):  # another system; on Linux this would count the process that started ours, too
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
@@ -81,26 +85,20 @@ def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
     while True:
         a, b = (torch.randn(rows, rows, generator=generator, device=device).to(dtype) for _ in range(2))
         out = torch.empty_like(a)
-        seconds = min(_matmul_seconds(a, b, out) for _ in range(2))  # the first of a size chooses its kernel
+        matmul = partial(torch.mm, a, b, out=out)
+        seconds = min(seconds_of(matmul, device) for _ in range(2))  # the first of a size chooses its kernel
         helped = 2 * rows**3 / seconds > 1.5 * best
         best = max(best, 2 * rows**3 / seconds)
         if rows == _LARGEST[device.type] or not (helped or seconds < _ENOUGH) or perf_counter() > end:
             break
         rows *= 2
     while perf_counter() < end:
-        best = max(best, 2 * rows**3 / _matmul_seconds(a, b, out))
+        best = max(best, 2 * rows**3 / seconds_of(matmul, device))
     if device.type == "cuda":  # leave no trace in used_memory
-        del a, b, out
+        del a, b, out, matmul
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     return best
-
-
-def _matmul_seconds(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> float:
-    timer = StepTimer(a.device)
-    torch.mm(a, b, out=out)
-    timer.mark("matmul")
-    return timer.split()["matmul"]
 
 
 _INTERVAL = 1.0  # seconds: NVML averages over about as long, and some cards take milliseconds to answer
@@ -148,17 +146,6 @@ class GpuSensors:
 
 def _sensors(nvml: Any, gpu: Any) -> list[Callable[[], dict[str, float]]]:
     """One function per question to NVML, so that a card may answer some of them only."""
-
-    def throttled() -> dict[str, float]:
-        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
-        heat = nvml.nvmlClocksThrottleReasonSwThermalSlowdown | nvml.nvmlClocksThrottleReasonHwThermalSlowdown
-        brake = nvml.nvmlClocksThrottleReasonHwSlowdown | nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
-        return {
-            "throttled_power": float(bool(reasons & nvml.nvmlClocksThrottleReasonSwPowerCap)),
-            "throttled_heat": float(bool(reasons & heat)),
-            "throttled_hardware": float(bool(reasons & brake)),
-        }
-
     return [
         lambda: {"utilisation": nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100},
         lambda: {"memory": float(nvml.nvmlDeviceGetMemoryInfo(gpu).used)},
@@ -166,5 +153,16 @@ def _sensors(nvml: Any, gpu: Any) -> list[Callable[[], dict[str, float]]]:
         lambda: {"temperature": float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))},
         lambda: {"sm_clock": float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM))},
         lambda: {"memory_clock": float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM))},
-        throttled,
+        lambda: {f"throttled_{reason}": float(on) for reason, on in throttle_reasons(nvml, gpu).items()},
     ]
+
+
+def throttle_reasons(nvml: Any, gpu: Any) -> dict[str, bool]:
+    """Whether clocks are lowered now, by reason."""
+    now = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
+    reasons = {
+        "power": nvml.nvmlClocksThrottleReasonSwPowerCap,
+        "heat": nvml.nvmlClocksThrottleReasonSwThermalSlowdown | nvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+        "hardware": nvml.nvmlClocksThrottleReasonHwSlowdown | nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+    }
+    return {reason: bool(now & bits) for reason, bits in reasons.items()}

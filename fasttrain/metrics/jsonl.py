@@ -138,14 +138,6 @@ def _encoded(line: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(line, allow_nan=False).encode()
     except ValueError:
-        finite = {key: _finite(value) for key, value in line.items()}
+        finite = json.loads(json.dumps(line), parse_constant=lambda _: None)
         bad = [key for key, value in line.items() if value is not None and finite[key] is None]
-        return json.dumps({**finite, "nonfinite": bad}, allow_nan=False).encode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+        return json.dumps({**finite, "nonfinite": bad}).encode()

@@ -46,8 +46,7 @@ class Sinks:
     """All sinks of a run on the main rank; a sink that fails is dropped with a warning, and the others continue."""
 
     def __init__(self, options: SinkOptions, *, is_main: bool) -> None:
-        opened = [open_sink(options) for open_sink in SINKS] if is_main else []
-        self._sinks = [sink for sink in opened if sink is not None]
+        self._sinks = [sink for open_sink in SINKS if is_main and (sink := open_sink(options)) is not None]
 
     def each(self, method: str, *arguments: object) -> None:
         """Call a method of Sink on all of them."""
@@ -85,6 +84,7 @@ class RunLogger:
     ) -> None:
         self._settings, self._is_main, self._refresh_report = settings, is_main, refresh_report
         self._step, self._tokens = step, tokens
+        self._tokens_per_step = settings.batch.sequences * settings.data.sequence
         self._sinks = self._open_sinks(step)
         self._display = Display(settings.log, steps=settings.batch.steps, is_main=is_main)
 
@@ -98,7 +98,8 @@ class RunLogger:
                     self._sinks.each("validation", *item)
                     self._display.validation(*item)
                 case Event():
-                    self._sinks.each("event", replace(item, tokens=self._tokens_at(item.step), time=time.time()))
+                    tokens = self._tokens + (item.step - self._step) * self._tokens_per_step
+                    self._sinks.each("event", replace(item, tokens=tokens, time=time.time()))
                     self._display.event(item)
                 case Note():
                     self._display.note(item.text)
@@ -122,9 +123,6 @@ class RunLogger:
         run, toml = RunDir(self._settings.out), to_toml(self._settings)
         options = SinkOptions(run=run, log=self._settings.log, config_toml=toml, resume_step=step)
         return Sinks(options, is_main=self._is_main)
-
-    def _tokens_at(self, step: int) -> int:
-        return self._tokens + (step - self._step) * self._settings.batch.sequences * self._settings.data.sequence
 
 
 def _weights_and_biases(options: SinkOptions) -> Sink | None:

@@ -17,7 +17,7 @@ GPU, and what the host does meanwhile costs nothing. Nobody waits for a mark; wh
 waits for its end, so a loop asks for those of the step before.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -62,10 +62,6 @@ class StepTimer:
         self._names, self._instants = [], [self._instants[-1]]
         return phases
 
-    def split(self) -> dict[str, float]:
-        """The seconds of a step at once, for code outside the loop: waits for a GPU."""
-        return self.end_step().seconds()
-
     def _now(self) -> Instant:
         if self._device.type != "cuda":
             return perf_counter()
@@ -76,3 +72,11 @@ class StepTimer:
 
 def _between(before: Any, after: Any) -> float:
     return after - before if isinstance(before, float) else before.elapsed_time(after) / 1000  # milliseconds
+
+
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of some work outside of the loop. Waits for a GPU."""
+    timer = StepTimer(device)
+    work()
+    timer.mark("work")
+    return timer.end_step().seconds()["work"]

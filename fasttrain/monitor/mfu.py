@@ -57,11 +57,6 @@ class MfuContext:
         """Of a rank's forward pass."""
         return self.settings.batch.micro * self.settings.data.sequence
 
-    @property
-    def micro_batches(self) -> int:
-        """Of a rank's step."""
-        return self.settings.batch.sequences // (self.settings.batch.micro * self.dp_size)
-
     def share(self, *phases: str) -> float:
         return sum(self.split.get(phase, 0.0) for phase in phases) / self.seconds
 
@@ -99,67 +94,47 @@ def explain(context: MfuContext) -> list[Cause]:
     """Causes by the share of the time that they cost; [] if the MFU is not low."""
     if context.mfu >= LOW:
         return []
-    found = [*_measured(context), _launches(context), *_settings(context)]
-    if context.device != "cpu":
-        found += _of_a_gpu(context)
+    found = [*_measured(context), *_settings(context), *(_of_a_gpu(context) if context.device != "cpu" else ())]
     causes = sorted((cause for cause in found if cause.share >= _WORTH), key=lambda cause: -cause.share)
     kept = _IDEAL * math.prod(1 - min(cause.share, 0.99) for cause in causes)
     if kept > 2 * context.mfu:
         idle = (context.sensors or {}).get("utilisation", 1.0)
         hint = f" (it is busy for {idle:.0%} of the time)" if idle < 0.9 else ""
-        unexplained = Cause(
-            1 - context.mfu / kept,
-            f"nothing in the settings: they allow for an MFU of about {kept:.0%}, and it is {context.mfu:.1%}",
-            f"see whether other processes use the device{hint}, and profile a few steps",
-        )
-        causes.append(unexplained)
+        evidence = f"nothing in the settings: they allow for an MFU of about {kept:.0%}, and it is {context.mfu:.1%}"
+        remedy = f"see whether other processes use the device{hint}, and profile a few steps"
+        causes.append(Cause(1 - context.mfu / kept, evidence, remedy))
     return causes
 
 
 def _measured(context: MfuContext) -> Iterator[Cause]:
-    yield Cause(
-        context.share("data"),
-        "waiting for data",
-        "put data.path on a local disk, raise data.prefetch, or give the process more cores",
-    )
-    yield Cause(
-        context.share("wait"),
-        "waiting for other ranks",
-        "look for the slow rank in the events; a faster network; parallel.dp_replicate = number of nodes",
-    )
+    remedy = "put data.path on a local disk, raise data.prefetch, or give the process more cores"
+    yield Cause(context.share("data"), "waiting for data", remedy)
+    remedy = "look for the slow rank in the events; a faster network; parallel.dp_replicate = number of nodes"
+    yield Cause(context.share("wait"), "waiting for other ranks", remedy)
     # Reading and writing 16 bytes per parameter takes as long for any batch: a small one does not pay for it
-    tokens = context.tokens * context.micro_batches
+    tokens = context.settings.batch.sequences // context.dp_size * context.settings.data.sequence
     update = f"the update, after only {tokens:,} tokens of a rank"
     yield Cause(context.share("optimizer") - 0.05, update, "raise batch.sequences")
 
 
-def _launches(context: MfuContext) -> Cause:
-    """Small matrices: the device waits for the next kernel longer than it computes."""
-    ideal = 2 * context.parameters * context.tokens / context.peak
-    launching = HOST_SECONDS[context.device, context.compiled]
+def _settings(context: MfuContext) -> Iterator[Cause]:
+    parallel, tokens = context.settings.parallel, context.tokens
+    # Small matrices: the device waits for the next kernel longer than it computes
+    ideal, launching = 2 * context.parameters * tokens / context.peak, HOST_SECONDS[context.device, context.compiled]
     free = f", and {1 - context.memory:.0%} of the memory is free" if context.memory else ""
-    return Cause(
+    yield Cause(
         max(launching - ideal, 0.0) / max(launching, ideal),
-        f"calling ops: a block's forward pass over {context.tokens:,} tokens is {ideal * 1e6:,.0f} us of work at "
+        f"calling ops: a block's forward pass over {tokens:,} tokens is {ideal * 1e6:,.0f} us of work at "
         f"hidden {context.settings.model.hidden}{free} (estimate)",
         "raise batch.micro" + ("" if context.compiled else " and set parallel.compile to on"),
     )
-
-
-def _settings(context: MfuContext) -> Iterator[Cause]:
-    parallel = context.settings.parallel
-    yield Cause(
-        _RECOMPUTED[parallel.recompute],
-        f"parallel.recompute is {parallel.recompute}, which does not count as useful work",
-        "set it to selective or none, with a smaller batch.micro if memory is short",
-    )
+    useless = f"parallel.recompute is {parallel.recompute}, which does not count as useful work"
+    remedy = "set it to selective or none, with a smaller batch.micro if memory is short"
+    yield Cause(_RECOMPUTED[parallel.recompute], useless, remedy)
     # Each micro-batch gathers all weights anew: 2 bytes of them for each 2 * tokens FLOP
-    if context.dp_size > 1 and parallel.reshard_after_forward and context.tokens < 8192:
-        yield Cause(
-            0.1,
-            f"weights are gathered for each micro-batch of {context.tokens:,} tokens (estimate)",
-            "raise batch.micro, or set parallel.reshard_after_forward to False",
-        )
+    if context.dp_size > 1 and parallel.reshard_after_forward and tokens < 8192:
+        gathers = f"weights are gathered for each micro-batch of {tokens:,} tokens (estimate)"
+        yield Cause(0.1, gathers, "raise batch.micro, or set parallel.reshard_after_forward to False")
 
 
 def _of_a_gpu(context: MfuContext) -> Iterator[Cause]:

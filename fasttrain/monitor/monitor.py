@@ -14,13 +14,11 @@ from fasttrain.events import Anomaly, Event, EventKind
 from fasttrain.flops import num_parameters
 from fasttrain.metrics import StepRecord, device_memory
 from fasttrain.monitor.mfu import MfuContext, MfuMonitor
-from fasttrain.monitor.sanity import Blocks, Envelope, first_loss_suspicion, pretrained_loss_suspicion
+from fasttrain.monitor.sanity import Blocks, Envelope, first_loss_suspicion
 from fasttrain.monitor.slowdown import SpeedMonitor
 from fasttrain.monitor.spikes import SpikeDetector
 
 IN_A_ROW = 3  # losses that are not finite: one is a batch, whose update was skipped; three are the weights
-
-
 _KINDS = {"warning": EventKind.NORM, "spike": EventKind.SPIKE, "not finite": EventKind.NOT_FINITE}
 
 
@@ -51,14 +49,13 @@ class Monitor:
     def _numbers(self, record: StepRecord) -> Iterator[Event]:
         """Spikes, values that are not finite, the first loss, the envelope, blocks that do not learn or explode."""
         step, loss = record.step, record.loss
-        if step == 1 and (suspicion := self._first_loss_suspicion(loss)):
-            yield Event(step=step, kind=EventKind.FIRST_LOSS, text=suspicion, evidence=dict(loss=loss))
+        if step == 1 and (text := first_loss_suspicion(loss, self._settings, self._vocab)):
+            yield Event(step=step, kind=EventKind.FIRST_LOSS, text=text, evidence=dict(loss=loss))
         anomaly = self._spikes.observe(loss, record.grad_norm)
         self._not_finite = self._not_finite + 1 if anomaly and anomaly.kind == "not finite" else 0
         if anomaly and anomaly.is_new and anomaly.kind in _KINDS:
             yield self._about(replace(anomaly, step=step, steps=self._not_finite or anomaly.steps))
-        outside, sick = self._envelope.observe(record.tokens, loss), self._blocks.observe(record.block_norms)
-        for finding in [outside, *sick] if outside else sick:
+        for finding in [*self._envelope.observe(record.tokens, loss), *self._blocks.observe(record.block_norms)]:
             yield Event(step=step, **finding._asdict())
 
     def _about(self, anomaly: Anomaly) -> Event:
@@ -89,12 +86,6 @@ class Monitor:
             text = "the MFU is low, because of:" + "".join(f"\n    {cause}" for cause in causes)
             evidence = dict(causes=[asdict(cause) for cause in causes])
             yield Event(step=record.step, kind=EventKind.LOW_MFU, text=text, evidence=evidence)
-
-    def _first_loss_suspicion(self, loss: float) -> str:
-        settings = self._settings
-        if settings.from_hf is not None:
-            return pretrained_loss_suspicion(loss, self._vocab, str(settings.from_hf))
-        return first_loss_suspicion(loss, settings.model, self._vocab, settings.optim.z_loss)
 
     def state(self) -> dict[str, Any]:
         """Plain data, for a checkpoint's metadata."""

@@ -31,30 +31,25 @@ def first_loss(model: config.ModelConfig, vocab: int, z_loss: float = 0.0) -> tu
     return lowest + z_loss * lowest**2, highest + z_loss * highest**2
 
 
-def first_loss_suspicion(loss: float, model: config.ModelConfig, vocab: int, z_loss: float = 0.0) -> str:
-    """What is wrong with the loss of untrained weights; empty if nothing is."""
-    (low, high), tolerance = first_loss(model, vocab, z_loss), FIRST_LOSS * math.log(vocab)
+def first_loss_suspicion(loss: float, settings: config.Config, vocab: int) -> str:
+    """What is wrong with the first loss of a run, of untrained weights or of pretrained ones; empty if nothing is."""
+    guess, tolerance = math.log(vocab), FIRST_LOSS * math.log(vocab)
+    if settings.from_hf is not None:
+        if loss <= guess + tolerance:
+            return ""
+        return (
+            f"the first loss is {loss:.3f}, and a guess among {vocab} tokens has {guess:.3f}: the weights of "
+            f"{settings.from_hf} know nothing about this data; was it prepared with their tokenizer?"
+        )
+    low, high = first_loss(settings.model, vocab, settings.optim.z_loss)
     if low - tolerance <= loss <= high + tolerance:
         return ""
-    causes = (
-        "the targets are in the inputs, or most tokens are the same: look at the data (fasttrain data lint)"
-        if loss < math.log(vocab)
-        else "initial weights are too large, or targets are not of this vocabulary: look at model.init_std and the data"
-    )
+    causes = "initial weights are too large, or targets are not of this vocabulary: look at model.init_std and the data"
+    if loss < guess:
+        causes = "the targets are in the inputs, or most tokens are the same: look at the data (fasttrain data lint)"
     return (
         f"the first loss is {loss:.3f}, and untrained weights with a vocabulary of {vocab} have {low:.3f} to "
         f"{high:.3f}, +- {tolerance:.2f}: {causes}"
-    )
-
-
-def pretrained_loss_suspicion(loss: float, vocab: int, name: str) -> str:
-    """What is wrong with the first loss of weights that were trained before; empty if nothing is."""
-    guess = math.log(vocab)
-    if loss <= (1 + FIRST_LOSS) * guess:
-        return ""
-    return (
-        f"the first loss is {loss:.3f}, and a guess among {vocab} tokens has {guess:.3f}: the weights of {name} know "
-        "nothing about this data; was it prepared with their tokenizer?"
     )
 
 
@@ -83,18 +78,18 @@ class Envelope:
         if not self._table or not self._table[0][0] <= tokens <= self._table[-1][0]:
             return -math.inf, math.inf
         counts, lows, highs = zip(*self._table, strict=True)
-        place, places = _log(tokens), [_log(count) for count in counts]
+        place, places = np.log(np.maximum(tokens, 1.0)), np.log(np.maximum(counts, 1.0))
         return float(np.interp(place, places, lows)), float(np.interp(place, places, highs))
 
-    def observe(self, tokens: float, loss: float) -> Finding | None:
+    def observe(self, tokens: float, loss: float) -> list[Finding]:
         """An alarm, once per stay outside."""
         low, high = self.range(tokens)
         self._outside = 0 if low <= loss <= high else self._outside + 1
         if self._outside != self._patience:
-            return None
+            return []
         side, evidence = "above" if loss > high else "below", dict(loss=loss, low=low, high=high, steps=self._outside)
         text = f"for {self._outside} steps the loss has been {side} what is expected here: {loss:.3f}, not in "
-        return Finding(EventKind.ENVELOPE, f"{text}{low:.3f} to {high:.3f}", evidence)
+        return [Finding(EventKind.ENVELOPE, f"{text}{low:.3f} to {high:.3f}", evidence)]
 
 
 _LIMITS = {EventKind.DEAD_BLOCK: 50, EventKind.EXPLODING_BLOCK: 5}  # observations in a row
@@ -137,7 +132,3 @@ class Blocks:
                     )
                     found.append(Finding(kind, text, dict(block=block, norm=norm, others=middle, observations=count)))
         return found
-
-
-def _log(tokens: float) -> float:
-    return math.log(max(tokens, 1.0))

@@ -26,60 +26,39 @@ import torch
 import torch.distributed as dist
 
 from fasttrain.distributed.collectives import on_all
-from fasttrain.monitor.window import Window
+from fasttrain.monitor.spikes import QUARTILES
 
 STEPS = 40  # of the median that says whether steps are slow
 RECENT = 16  # and of those that say why: by the time that most of the 40 are slow, all of these are
 EVERY = 10  # steps between two exchanges
 
+PHASES = ("data", "wait", "forward", "backward", "optimizer", "record", "checkpoint")  # that may become slow
+WAIT = PHASES.index("wait")  # for other ranks
+SHARED = ("forward", "backward", "optimizer")  # phases with collectives in them, where ranks keep pace with the slowest
+SENSORS = ("sm_clock", "temperature", "power", "throttled_power", "throttled_heat", "throttled_hardware")
+
 
 class Medians:
     """One rank's own figures: the phases of its last steps, and what its sensors say."""
 
-    def __init__(self, phases: Sequence[str], sensors: Sequence[str] = ()) -> None:
-        self._phases, self._sensors = tuple(phases), tuple(sensors)
+    def __init__(self) -> None:
         self._steps: deque[list[float]] = deque(maxlen=STEPS)
         self._readings: Mapping[str, float] = {}
 
     def add(self, split: Mapping[str, float], readings: Mapping[str, float] | None = None) -> None:
         """The seconds of a step by phase; phases that a step did not have took none."""
-        self._steps.append([split.get(phase, 0.0) for phase in self._phases])
+        self._steps.append([split.get(phase, 0.0) for phase in PHASES])
         self._readings = readings or {}
 
     def vector(self) -> list[float]:
         """To be exchanged: median and spread of whole steps; of recent ones the median, whole and by phase; sensors."""
         table = np.array(self._steps)  # (steps, phases)
         whole = table.sum(axis=1)
-        steps = Window(STEPS, whole.tolist())
+        low, middle, high = np.quantile(whole, (0.25, 0.5, 0.75)).tolist()
         recent = np.median(np.column_stack([whole, table])[-RECENT:], axis=0)
-        readings = [self._readings.get(name, math.nan) for name in self._sensors]
-        return [steps.median, steps.spread, *recent.tolist(), *readings]
-
-
-class Exchange:
-    """Vectors of all ranks, without waiting for them: sent after one step, read after the next.
-
-    group: gloo, and of this thread alone; a collective of another thread in it would meet these.
-    """
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-        self._work: dist.Work | None = None
-        self._rows: list[torch.Tensor] = []
-
-    def send(self, vector: Sequence[float]) -> None:
-        """On every rank, after the same step."""
-        mine = torch.tensor(vector, dtype=torch.float64)
-        self._rows = [torch.empty_like(mine) for _ in range(self._group.size())]
-        self._work = dist.all_gather(self._rows, mine, group=self._group, async_op=True)
-
-    def read(self) -> list[list[float]] | None:
-        """One row for each rank; None if nothing was sent since the last reading."""
-        if self._work is None:
-            return None
-        self._work.wait()
-        self._work = None
-        return [row.tolist() for row in self._rows]
+        readings = [self._readings.get(name, math.nan) for name in SENSORS]
+        spread = (high - low) / QUARTILES
+        return [middle, spread, *recent.tolist(), *readings]
 
 
 def probe(device: torch.device, rows: int = 512, repeats: int = 10) -> float:
@@ -106,8 +85,6 @@ def slowest(seconds: Sequence[float], margin: float = 0.15) -> int | None:
     others = [s for r, s in enumerate(seconds) if r != rank]
     return rank if others and seconds[rank] >= (1 + margin) * median(others) else None
 
-
-WAIT = "wait"  # the phase in which a rank waits for others
 
 _BASE = 160  # steps of the baseline
 _SETTLING = 20  # steps before it, of a process: compilation, caches, clocks
@@ -145,8 +122,8 @@ class Slowdown:
 class SlowdownDetector:
     """Compares the table of all ranks with the run's own past. Of a process: another one may be on other machines."""
 
-    def __init__(self, phases: Sequence[str], sensors: Sequence[str] = (), *, threshold: float = 0.2) -> None:
-        self._phases, self._sensors, self._threshold = tuple(phases), tuple(sensors), threshold
+    def __init__(self, *, threshold: float = 0.2) -> None:
+        self._threshold = threshold
         self._past: list[np.ndarray] = []
         self._reported = 0.0  # excess of a step, as a share; 0: none
 
@@ -161,7 +138,9 @@ class SlowdownDetector:
             return None
         usual = np.median(self._past, axis=0)
         before, now = float(np.median(usual[:, 0])), float(np.median(table[:, 0]))
-        excess, limit = now / before - 1, self._limit(usual)
+        # The smallest excess to report: of the threshold, or what noise of a median of normal values cannot explain
+        noise = float(np.median(usual[:, 1] / usual[:, 0])) * 1.25 / math.sqrt(STEPS)
+        excess, limit = now / before - 1, max(_RAISED * self._threshold, _NOISE * noise)
         if excess >= _AGAIN * self._reported + limit:
             news = self._explain(table, usual)
             self._reported = max(excess, news.seconds / news.usual - 1)
@@ -171,23 +150,18 @@ class SlowdownDetector:
             return Slowdown(kind="over", seconds=now, usual=before)
         return None
 
-    def _limit(self, usual: np.ndarray) -> float:
-        """Smallest excess to report: of the threshold, or what noise cannot explain."""
-        noise = float(np.median(usual[:, 1] / usual[:, 0])) * 1.25 / math.sqrt(STEPS)  # of a median of normal values
-        return max(_RAISED * self._threshold, _NOISE * noise)
-
     def _explain(self, table: np.ndarray, usual: np.ndarray) -> Slowdown:
         before, now = (float(np.median(figures[:, 2])) for figures in (usual, table))
-        phases = slice(3, 3 + len(self._phases))
+        phases = slice(3, 3 + len(PHASES))
         rank, phase = self._cause(table[:, phases] - usual[:, phases], now - before)
         ranks = slice(None) if rank is None else slice(rank, rank + 1)
         was, then = np.median(usual[ranks], axis=0), np.median(table[ranks], axis=0)
-        readings = {name: (float(was[n]), float(then[n])) for n, name in enumerate(self._sensors, phases.stop)}
+        readings = {name: (float(was[n]), float(then[n])) for n, name in enumerate(SENSORS, phases.stop)}
         return Slowdown(
             kind="slow",
             seconds=now,
             usual=before,
-            phase=self._phases[phase],
+            phase=PHASES[phase],
             rank=rank,
             phase_seconds=float(then[phases][phase]),
             phase_usual=float(was[phases][phase]),
@@ -196,47 +170,48 @@ class SlowdownDetector:
 
     def _cause(self, excess: np.ndarray, whole: float) -> tuple[int | None, int]:  # (ranks, phases), of a whole step
         """The rank, or None for all alike, and the number of the phase."""
-        working = [number for number, phase in enumerate(self._phases) if phase != WAIT]
+        working = [number for number in range(len(PHASES)) if number != WAIT]
         own = excess[:, working].sum(axis=1)
         leader = int(own.argmax())
-        if own[leader] < _ALONE * whole and WAIT in self._phases:
-            return None, self._phases.index(WAIT)
+        if own[leader] < _ALONE * whole:
+            return None, WAIT
         others = np.delete(own, leader)
         if not len(others) or float(np.median(others)) <= _ALONE * own[leader]:
             return leader, max(working, key=lambda phase: excess[leader, phase])
         return None, max(working, key=lambda phase: float(np.median(excess[:, phase])))
 
 
-PHASES = ("data", "wait", "forward", "backward", "optimizer", "record", "checkpoint")  # that may become slow
-SENSORS = ("sm_clock", "temperature", "power", "throttled_power", "throttled_heat", "throttled_hardware")
-SHARED = ("forward", "backward", "optimizer")  # phases with collectives in them, where ranks keep pace with the slowest
-
-
 class SpeedMonitor:
-    """observe() every step, on all ranks; nobody waits, but for a moment when steps have become slow."""
+    """observe() every step, on all ranks; nobody waits, but for a moment when steps have become slow.
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,  # gloo, and nobody else's
-        device: torch.device,
-        *,
-        threshold: float,  # 0.2 for 20%; 0: no detection
-    ) -> None:
+    Figures of all ranks are sent after one step, and read after the next.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, *, threshold: float) -> None:
+        """group: gloo, and of this thread alone: a collective of another one would meet these.
+
+        threshold: 0.2 for 20%; 0: no detection.
+        """
         self._group, self._device = group, device
-        self._steps = 0
-        self._medians, self._exchange = Medians(PHASES, SENSORS), Exchange(group)
-        self._detector = SlowdownDetector(PHASES, SENSORS, threshold=threshold) if threshold else None
+        self._steps, self._medians = 0, Medians()
+        self._sent: tuple[dist.Work, list[torch.Tensor]] | None = None
+        self._detector = SlowdownDetector(threshold=threshold) if threshold else None
 
     def observe(self, split: Mapping[str, float], readings: Mapping[str, float]) -> Slowdown | None:
         """What is new, given this rank's seconds of a step by phase, and what its sensors say."""
         if self._detector is None:
             return None
+        news = None
+        if self._sent:
+            (work, rows), self._sent = self._sent, None
+            work.wait()
+            news = self._detector.observe([row.tolist() for row in rows], self._steps)
         self._steps += 1
-        rows = self._exchange.read()
-        news = None if rows is None else self._detector.observe(rows, self._steps - 1)
         self._medians.add(split, readings)
         if self._steps % EVERY == 0:
-            self._exchange.send(self._medians.vector())
+            mine = torch.tensor(self._medians.vector(), dtype=torch.float64)
+            rows = [torch.empty_like(mine) for _ in range(self._group.size())]
+            self._sent = dist.all_gather(rows, mine, group=self._group, async_op=True), rows
         if news and news.kind == "slow" and news.rank is None and news.phase in SHARED:
             return replace(news, rank=slowest(on_all(self._group, lambda: probe(self._device))))
         return news

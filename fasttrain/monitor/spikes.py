@@ -17,14 +17,16 @@ Everything is a function of the values observed. They are sums over all ranks, s
 """
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from fasttrain.events import Anomaly
-from fasttrain.monitor.window import Window
 
 LOSS, NORM = "loss", "gradient norm"
 
+QUARTILES = 1.349  # standard deviations between the quartiles of a normal distribution
 _RECENT = 32  # steps whose median is the present level; it follows a new level after half as many
 _USUAL = 256  # steps that say what noise is usual
 _LARGEST = 7.0  # z that one step can count for
@@ -133,3 +135,43 @@ class _Series:
         self._residuals = Window(_USUAL, state["residuals"])
         self._seen, self._score = state["seen"], state["score"]
         self._steps, self._reported = state["steps"], state["reported"]
+
+
+class Window:
+    """At most `size` values, the last ones. Kept in order too: a median costs a look, not a sort."""
+
+    def __init__(self, size: int, values: Iterable[float] = ()) -> None:
+        self._values: deque[float] = deque(maxlen=size)
+        self._ordered: list[float] = []
+        for value in values:
+            self.add(value)
+
+    def add(self, value: float) -> None:
+        if len(self._values) == self._values.maxlen:
+            del self._ordered[bisect_left(self._ordered, self._values[0])]
+        self._values.append(value)
+        insort(self._ordered, value)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._values) == self._values.maxlen
+
+    @property
+    def median(self) -> float:
+        return self.quantile(0.5)
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation, if the values were normal: from the quartiles."""
+        return (self.quantile(0.75) - self.quantile(0.25)) / QUARTILES
+
+    def quantile(self, share: float) -> float:
+        """Linear between neighbours."""
+        place = share * (len(self._ordered) - 1)
+        low = int(place)
+        high = min(low + 1, len(self._ordered) - 1)
+        return self._ordered[low] + (place - low) * (self._ordered[high] - self._ordered[low])
+
+    def values(self) -> list[float]:
+        """In the order of their arrival."""
+        return list(self._values)

@@ -68,11 +68,9 @@ def task_lines(step: int, results: Mapping[str, Any]) -> list[dict[str, Any]]:
                 continue
             stderr = figures.get(f"{metric}_stderr,{filter}")
             stderr = stderr if isinstance(stderr, float) else None  # "N/A"
-            line = dict(
-                step=step, time=time.time(), task=task, metric=metric, filter=filter, value=value, stderr=stderr
-            )
-            samples = results["n-samples"].get(task, {}).get("effective")
-            lines.append(line | dict(samples=samples, fewshot=results["n-shot"].get(task)))
+            asked = dict(step=step, time=time.time(), task=task, metric=metric, filter=filter)
+            samples, fewshot = results["n-samples"].get(task, {}).get("effective"), results["n-shot"].get(task)
+            lines.append(asked | dict(value=value, stderr=stderr, samples=samples, fewshot=fewshot))
     return lines
 
 

@@ -208,17 +208,14 @@ class TextStream:
     def add(self, ids: list[int]) -> str:
         """Take tokens; what they add to the text, as far as it is complete."""
         self._ids += ids
-        new = self._new()
+        new = self.rest()
         if not new or new.endswith(_INCOMPLETE):
             return ""
         self._begin, self._shown = self._shown, len(self._ids)
         return new
 
     def rest(self) -> str:
-        """The incomplete character at the end."""
-        return self._new()
-
-    def _new(self) -> str:
+        """What has not been shown: at the end of a text, an incomplete character."""
         before, now = self._ids[self._begin : self._shown], self._ids[self._begin :]
         return self._tokenizer.decode(now)[len(self._tokenizer.decode(before)) :]
 

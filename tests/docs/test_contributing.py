@@ -101,7 +101,7 @@ def test_an_optimizer_is_a_module_and_a_row(monkeypatch: pytest.MonkeyPatch) -> 
     parameters = num_parameters(run.model, 512)
     others = parameters.total - run.model.layers * block_matrices(run.model)
     assert sizes(run, vocab=512).checkpoint_bytes == 4 * parameters.total + 2 * others
-    needs = [memory(one, vocab=512, precision="fp32", process=0).moments[-1].parts for one in (run, adamw)]
+    needs = [memory(one, vocab=512, device="cpu", process=0).moments[-1].parts for one in (run, adamw)]
     assert [need["optimizer"] for need in needs] == [2 * others, 8 * parameters.total]
     assert needs[0]["fsdp"] - needs[1].get("fsdp", 0) == 7 * 2 * run.model.hidden * run.model.ffn * 4
     hardware = Hardware.of(gpus.find_gpu("h100-sxm"), 1)

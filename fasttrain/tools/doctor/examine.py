@@ -17,9 +17,10 @@ import torch
 from fasttrain.config import Config
 from fasttrain.fs import free_bytes
 from fasttrain.gpus import gpu_of_device
-from fasttrain.metrics import StepTimer, measured_flops, peak_flops
+from fasttrain.metrics import measured_flops, peak_flops
+from fasttrain.metrics.step_timer import seconds_of
 from fasttrain.tools.doctor import MachineFinding
-from fasttrain.tools.doctor.hardware import Cores, cards, limits, machine
+from fasttrain.tools.doctor.hardware import cards, limits, machine, usable_cores
 from fasttrain.tools.doctor.software import variables, versions
 from fasttrain.units import disk_size
 
@@ -39,7 +40,7 @@ def examine(settings: Config, out: Path, *, quick: bool) -> Iterator[MachineFind
         ("limits", limits(gpus=gpus)),
         ("software", versions(settings, on_gpu=on_gpu)),
         ("environment", variables(environment)),
-        ("a run will use", estimate(settings, Cores.of().usable)),
+        ("a run will use", estimate(settings, usable_cores()[0])),
         ("ops", ops()),
         ("disk", disk(out, measure=not quick)),
         ("speed", () if quick else speed(torch.device("cuda" if on_gpu else "cpu"))),
@@ -135,9 +136,9 @@ def _checked(self_check: Any, case: Any, implementation: Any) -> MachineFinding:
 
 def speed(device: torch.device) -> Iterator[MachineFinding]:
     """Rates of one device, in the precisions that a run may choose."""
-    single = measured_flops(device, torch.float32)
-    for dtype in (torch.float32, torch.bfloat16):
-        rate = single if dtype == torch.float32 else measured_flops(device, dtype)
+    rates = {dtype: measured_flops(device, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    single = rates[torch.float32]
+    for dtype, rate in rates.items():
         text = f"{rate / 1e9:,.1f} GFLOP/s"
         if device.type == "cuda":
             text = f"{rate / 1e12:,.2f} TFLOP/s, {rate / peak_flops(device, dtype):.0%} of the vendor's figure"
@@ -156,22 +157,17 @@ def disk(out: Path, *, measure: bool) -> Iterator[MachineFinding]:
     free = free_bytes(directory)
     remedy = f"a few checkpoints fill it: free some disk space in {directory}, or choose another --out"
     value = f"{disk_size(free)} in {directory.absolute()}"
-    if free >= LITTLE:
-        yield MachineFinding("free", value, figure=free, unit="bytes")
-    else:
-        yield MachineFinding("free", value, "warning", remedy, free, "bytes")
+    fine = free >= LITTLE
+    yield MachineFinding("free", value, "ok" if fine else "warning", "" if fine else remedy, free, "bytes")
     try:
         written, seconds = write_and_sync(directory, WRITTEN if measure else CHUNK)
     except OSError as error:
         remedy = f"make it writable (chown, or remount), or choose another --out than {out}"
         yield MachineFinding("write", f"cannot write: {error.strerror or error}", "broken", remedy)
         return
-    if not measure:
-        yield MachineFinding("write", "possible")
-        return
     rate = written / seconds
     text = f"{rate / 1e6:,.0f} MB/s with fsync ({written / 1e6:,.0f} MB)"
-    yield MachineFinding("write", text, figure=rate, unit="B/s")
+    yield MachineFinding("write", text, figure=rate, unit="B/s") if measure else MachineFinding("write", "possible")
 
 
 def copy_rate(device: torch.device) -> float:
@@ -181,10 +177,7 @@ def copy_rate(device: torch.device) -> float:
     target.copy_(source)  # touches the pages
     best, end = 0.0, perf_counter() + SECONDS
     while not best or perf_counter() < end:
-        timer = StepTimer(device)
-        target.copy_(source)
-        timer.mark("copy")
-        best = max(best, 2 * COPIED[device.type] / timer.split()["copy"])
+        best = max(best, 2 * COPIED[device.type] / seconds_of(lambda: target.copy_(source), device))
     return best
 
 

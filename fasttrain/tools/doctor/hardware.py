@@ -4,8 +4,6 @@ Limits are in cgroups, of version 2 or 1, and those of parents count too; in the
 `root` is where /proc and /sys are. NVML counts all GPUs of the machine; torch those of CUDA_VISIBLE_DEVICES.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import os
@@ -13,12 +11,12 @@ import re
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from fasttrain.gpus import gpu_of_device
-from fasttrain.metrics import device_name
+from fasttrain.metrics.hardware import device_name, throttle_reasons
 from fasttrain.tools.doctor import Level, MachineFinding
 from fasttrain.units import memory_size
 
@@ -29,30 +27,23 @@ DRIVER = Path("/proc/driver/nvidia/version")  # there with the kernel's module
 IN_USE = 2**30  # bytes of a GPU in use before a run, from which on it is worth telling
 
 
-class Cores(NamedTuple):
-    usable: int
-    installed: int
-    why: str  # not all of them; empty: all
-
-    @classmethod
-    def of(cls, root: Path = ROOT) -> Cores:
-        installed = os.cpu_count() or 1
-        bound, quota = len(os.sched_getaffinity(0)), cpu_quota(root)
-        usable = min(bound, max(int(min(quota, bound)), 1))
-        if usable == installed:
-            return cls(usable, installed, "")
-        return cls(usable, installed, f"a quota of {quota:g}, by a cgroup" if quota < bound else "bound to them")
+def usable_cores(root: Path = ROOT) -> tuple[int, str]:
+    """How many this process has, and why not all; empty: all."""
+    bound, quota = len(os.sched_getaffinity(0)), cpu_quota(root)
+    usable = min(bound, max(int(min(quota, bound)), 1))
+    why = f"a quota of {quota:g}, by a cgroup" if quota < bound else "bound to them"
+    return usable, "" if usable == os.cpu_count() else why
 
 
 def machine(root: Path = ROOT) -> Iterator[MachineFinding]:
     """Processors and memory."""
-    cores, threads = Cores.of(root), torch.get_num_threads()
-    share = f"{cores.usable} of {cores.installed} cores ({cores.why})" if cores.why else f"{cores.usable} cores"
+    (cores, why), threads = usable_cores(root), torch.get_num_threads()
+    share = f"{cores} of {os.cpu_count()} cores ({why})" if why else f"{cores} cores"
     name = device_name(torch.device("cpu"))
-    yield MachineFinding("processor", f"{name}, {share}", figure=cores.usable, unit="cores")
-    if threads > cores.usable:
-        remedy = f"export OMP_NUM_THREADS={cores.usable}: more threads than cores wait for each other"
-        yield MachineFinding("threads", f"{threads} threads for {cores.usable} cores", "warning", remedy)
+    yield MachineFinding("processor", f"{name}, {share}", figure=cores, unit="cores")
+    if threads > cores:
+        remedy = f"export OMP_NUM_THREADS={cores}: more threads than cores wait for each other"
+        yield MachineFinding("threads", f"{threads} threads for {cores} cores", "warning", remedy)
     found = dict(re.findall(r"(\w+): +(\d+) kB", _read(root / "proc/meminfo")))
     installed, available = (float(found.get(name, math.nan)) * 1024 for name in ("MemTotal", "MemAvailable"))
     limit = memory_limit(root)
@@ -198,23 +189,14 @@ def _card(nvml: Any, index: int) -> Iterator[MachineFinding]:
     if limit and usual and limit < usual:
         value = f"limited to {limit / 1000:.0f} of {usual / 1000:.0f} W"
         yield finding("power", value, f"nvidia-smi -i {index} -pl {usual // 1000}")
-    if reasons := _throttled(nvml, ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0):
+    if reasons := [reason for reason, on in (_ask(nvml, throttle_reasons, nvml, gpu) or {}).items() if on]:
         remedy = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; look at cooling"
-        yield finding("clocks", f"lowered now: {reasons}", remedy)
+        yield finding("clocks", f"lowered now: {', '.join(reasons)}", remedy)
     kinds = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
     if errors := ask("nvmlDeviceGetTotalEccErrors", *kinds):
         value = f"{errors} uncorrected memory errors since the driver was loaded"
         remedy = f"nvidia-smi -i {index} -r (or reboot); if they return, the card has to be replaced"
         yield finding("ECC", value, remedy, "broken")
-
-
-def _throttled(nvml: Any, reasons: int) -> str:
-    kinds = {
-        "power cap": nvml.nvmlClocksThrottleReasonSwPowerCap,
-        "heat": nvml.nvmlClocksThrottleReasonSwThermalSlowdown | nvml.nvmlClocksThrottleReasonHwThermalSlowdown,
-        "hardware brake": nvml.nvmlClocksThrottleReasonHwSlowdown | nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
-    }
-    return ", ".join(kind for kind, bits in kinds.items() if reasons & bits)
 
 
 def _ask(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fasttrain import config
 from fasttrain.flops import num_parameters
-from fasttrain.tools.plan.estimate import Plan, changed, estimate, precision_of
+from fasttrain.tools.plan.estimate import Plan, changed, estimate
 from fasttrain.tools.plan.memory import memory, planned_chunk
 from fasttrain.tools.plan.speed import Hardware, collectives, speed, work_of
 from fasttrain.units import count, memory_size
@@ -126,9 +126,8 @@ def scaling(plan: Plan) -> list[dict[str, float]]:
         for name, dp_replicate in (("fsdp", 1), ("hsdp", max(gpus // hardware.node, 1))):
             parallel = dict(dp_replicate=dp_replicate, reshard_after_forward=True)
             candidate = changed(settings, batch=batch, parallel=parallel)
-            work = work_of(candidate, vocab=vocab, dp_size=gpus, precision=plan.precision, compiled=plan.compiled)
-            row[name] = speed(work, hardware).rate * gpus
-            row[f"{name}_memory"] = memory(candidate, vocab=vocab, dp_size=gpus, precision=plan.precision).bytes
+            row[name] = speed(work_of(candidate, vocab=vocab, dp_size=gpus), hardware).rate * gpus
+            row[f"{name}_memory"] = memory(candidate, vocab=vocab, dp_size=gpus).bytes
             row[f"{name}_fits"] = float(row[f"{name}_memory"] <= hardware.memory)
         rows.append(row)
     return rows
@@ -196,8 +195,7 @@ def _about_sharding(plan: Plan) -> str:
     groups = f"HSDP, {dp_replicate} groups of {hardware.gpus // dp_replicate} GPUs (parallel.dp_replicate)"
     kind = "FSDP over all GPUs" if dp_replicate == 1 else groups
     held = "" if reshard else ", weights held through a step (parallel.reshard_after_forward False)"
-    work = work_of(settings, vocab=vocab, dp_size=hardware.gpus, precision=plan.precision, compiled=plan.compiled)
-    moving = sum(collectives(work, hardware).values())
+    moving = sum(collectives(work_of(settings, vocab=vocab, dp_size=hardware.gpus), hardware).values())
     share = plan.speed.parts["exposed"] / plan.speed.seconds
     return (
         f"sharding for these GPUs: {kind}{held} ({rate / plan.speed.rate - 1:+.1%}); as set, a step has {moving:.2f} s "
@@ -209,10 +207,10 @@ def _about_loss(plan: Plan) -> str:
     settings, a, vocab = plan.settings, 4 if plan.precision == "fp32" else 2, plan.sizes.vocab
     tokens = settings.batch.micro * settings.data.sequence
     chunk = planned_chunk(tokens, settings.model.hidden, vocab, precision=plan.precision, device="cuda").tokens
-    saved = plan.plain_loss.bytes - plan.memory.bytes
+    plain = memory(settings, vocab=vocab, dp_size=plan.hardware.gpus, loss="plain")
     return (
         f"linear cross-entropy takes {chunk:,} of {tokens:,} tokens at a time, {memory_size(chunk * vocab * a)} of "
-        f"logits; plain cross-entropy would raise the peak by {memory_size(max(saved, 0))}"
+        f"logits; plain cross-entropy would raise the peak by {memory_size(max(plain.bytes - plan.memory.bytes, 0))}"
     )
 
 
@@ -228,8 +226,7 @@ def _about_batch(plan: Plan) -> str:
 
 
 def _fits(settings: config.Config, hardware: Hardware, vocab: int) -> bool:
-    found = memory(settings, vocab=vocab, dp_size=hardware.gpus, precision=precision_of(settings.parallel))
-    return found.bytes <= USABLE * hardware.memory
+    return memory(settings, vocab=vocab, dp_size=hardware.gpus).bytes <= USABLE * hardware.memory
 
 
 def _any_fits(settings: config.Config, hardware: Hardware, vocab: int) -> bool:

@@ -9,7 +9,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,10 @@ from fasttrain import config
 from fasttrain.distributed.runtime import DTYPES, keep_freed_memory
 from fasttrain.flops import block_shapes, flops_per_token, num_parameters
 from fasttrain.gpus import Gpu
-from fasttrain.metrics import used_memory
+from fasttrain.metrics.hardware import resident_memory as resident_memory  # what `process` is measured with
 from fasttrain.optim.optimizer import clip, make_optimizer
-from fasttrain.tools.plan.estimate import Plan, precision_of
-from fasttrain.tools.plan.memory import memory
+from fasttrain.tools.plan.estimate import Plan
+from fasttrain.tools.plan.memory import memory, precision_of
 from fasttrain.tools.plan.sizes import Stated, sizes
 from fasttrain.tools.plan.speed import Hardware, SpeedEstimate
 from fasttrain_kernels import add_rms_norm, attention, linear, linear_cross_entropy, qk_norm_rope, rotary_table, swiglu
@@ -33,15 +33,6 @@ _SECONDS = 0.15  # for an op
 Clock = Callable[[], float]
 
 
-def resident_memory() -> float:
-    """Bytes of this process now. Its peak would not do: Linux counts that of the process that started it, too."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * float(os.sysconf("SC_PAGE_SIZE"))
-    except OSError:  # another system
-        return used_memory(torch.device("cpu"))
-
-
 def cpu_hardware() -> Hardware:
     """This machine, as one device."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -49,7 +40,7 @@ def cpu_hardware() -> Hardware:
         name="cpu", device="", architecture="cpu", memory=total, half=0.0, tf32=0.0, fp32=0.0, bandwidth=0.0, link=0.0,
         node=1, network=1.0, price=None,
     )  # fmt: skip
-    return Hardware(gpu=gpu, gpus=1, node=1, network=1.0, memory=total, price=None)
+    return Hardware.of(gpu, 1)
 
 
 def estimate_on_cpu(
@@ -63,15 +54,13 @@ def estimate_on_cpu(
 ) -> Plan:
     """The plan of a run on this machine's CPU."""
     precision = precision_of(settings.parallel, cpu=True)
-    of_cpu = partial(memory, vocab=vocab, precision=precision, device="cpu", process=process, compiled=compiled)
+    needed = memory(settings, vocab=vocab, device="cpu", process=process, compiled=compiled)
     return Plan(
         settings=settings,
         hardware=cpu_hardware(),
         precision=precision,
-        compiled=compiled,
         sizes=sizes(settings, vocab=vocab, stated=stated),
-        memory=of_cpu(settings),
-        plain_loss=of_cpu(settings, loss="plain"),
+        memory=needed,
         speed=_MeasuredStep(settings, vocab, DTYPES[precision], clock).speed(compiled=compiled),
         measured=True,
     )
@@ -180,28 +169,25 @@ class _MeasuredStep:
         return torch.randn(shape, dtype=self.dtype)
 
     def leaf(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.randn(shape, dtype=self.dtype, requires_grad=True)
+        return self.random(*shape).requires_grad_()
+
+    def timed(self, op: Callable[[], Any]) -> tuple[float, Any]:
+        begin = self.clock()
+        result = op()
+        return self.clock() - begin, result
 
     def seconds(self, op: Callable[[], object]) -> float:
-        def once() -> tuple[float]:
-            begin = self.clock()
-            op()
-            return (self.clock() - begin,)
-
-        return _medians(once, _SECONDS)[0]
+        return _medians(lambda: self.timed(op)[:1], _SECONDS)[0]
 
     def with_backward(self, op: Callable[[], tuple[Tensor, ...]]) -> tuple[float, float]:
         """Seconds of forward and backward, and of forward alone."""
 
         def once() -> tuple[float, float]:
-            begin = self.clock()
-            outputs = op()
-            forward = self.clock() - begin
+            forward, outputs = self.timed(op)
             gradients = [torch.ones_like(output) for output in outputs]
             self.other_memory.add_(1)  # what forward saved has left the caches by the time of backward
-            begin = self.clock()
-            torch.autograd.backward(outputs, gradients)
-            return forward, self.clock() - begin
+            backward, _ = self.timed(lambda: torch.autograd.backward(outputs, gradients))
+            return forward, backward
 
         forward, backward = _medians(once, 2 * _SECONDS)
         return forward + backward, forward

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from fasttrain import config
-from fasttrain.tools.plan.memory import MemoryEstimate, memory
+from fasttrain.tools.plan.memory import MemoryEstimate, memory, precision_of
 from fasttrain.tools.plan.sizes import Sizes, Stated, sizes
 from fasttrain.tools.plan.speed import Hardware, SpeedEstimate, speed, work_of
 from fasttrain.units import memory_size
@@ -31,10 +31,8 @@ class Plan:
     settings: config.Config
     hardware: Hardware
     precision: str
-    compiled: bool
     sizes: Sizes
     memory: MemoryEstimate
-    plain_loss: MemoryEstimate  # the same without our linear cross-entropy
     speed: SpeedEstimate
     measured: bool = False  # the device was measured, and not looked up
 
@@ -122,26 +120,16 @@ class Plan:
         }
 
 
-def precision_of(parallel: config.ParallelConfig, *, cpu: bool = False) -> str:
-    """As a run decides it."""
-    auto = "fp32" if cpu else "bf16"
-    return auto if parallel.precision == "auto" else parallel.precision
-
-
 def estimate(settings: config.Config, hardware: Hardware, *, vocab: int, stated: Stated = Stated()) -> Plan:  # noqa: B008
     """The plan of a run on GPUs."""
-    precision, dp_size = precision_of(settings.parallel), hardware.gpus
-    compiled = settings.parallel.compile != "off"
-    work = work_of(settings, vocab=vocab, dp_size=dp_size, precision=precision, compiled=compiled)
+    dp_size = hardware.gpus
     return Plan(
         settings=settings,
         hardware=hardware,
-        precision=precision,
-        compiled=compiled,
+        precision=precision_of(settings.parallel),
         sizes=sizes(settings, vocab=vocab, dp_size=dp_size, stated=stated),
-        memory=memory(settings, vocab=vocab, dp_size=dp_size, precision=precision),
-        plain_loss=memory(settings, vocab=vocab, dp_size=dp_size, precision=precision, loss="plain"),
-        speed=speed(work, hardware),
+        memory=memory(settings, vocab=vocab, dp_size=dp_size),
+        speed=speed(work_of(settings, vocab=vocab, dp_size=dp_size), hardware),
     )
 
 

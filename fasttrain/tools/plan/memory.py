@@ -74,14 +74,13 @@ def memory(
     *,
     vocab: int,
     dp_size: int = 1,
-    precision: str = "bf16",
     device: str = "cuda",
     loss: Loss = "linear",
     compiled: bool = True,
     process: float | None = None,  # bytes of a process that has loaded the trainer; None: of a GPU's; 0: tensors alone
 ) -> MemoryEstimate:
     """The memory of one rank. `loss` plain: whole logits, their log-softmax and its gradient, as without our kernel."""
-    step = _StepMemory(settings, vocab, dp_size, precision, device, loss, compiled)
+    step = _StepMemory(settings, vocab, dp_size, device, loss, compiled)
     if process is None:
         process = CONTEXT + (COLLECTIVES if dp_size > 1 else 0)
     moments = list(step.moments())
@@ -97,6 +96,11 @@ def memory(
     return MemoryEstimate(moments=tuple(replace(m, parts=m.parts | {"runtime": runtime(m)}) for m in moments))
 
 
+def precision_of(parallel: config.ParallelConfig, *, cpu: bool = False) -> str:
+    """As a run decides it."""
+    return parallel.precision if parallel.precision != "auto" else "fp32" if cpu else "bf16"
+
+
 def planned_chunk(tokens: int, hidden: int, vocab: int, *, precision: str, device: str) -> LossChunk:
     """The tokens whose logits exist at a time, as the loss will split them."""
     return loss_chunk(tokens, hidden, vocab, dtype=_DTYPES[precision], use_triton=device == "cuda")
@@ -106,12 +110,13 @@ class _StepMemory:
     """Bytes of everything, and the moments that they add up to."""
 
     def __init__(
-        self, settings: config.Config, vocab: int, dp_size: int, precision: str, device: str, loss: Loss, compiled: bool
+        self, settings: config.Config, vocab: int, dp_size: int, device: str, loss: Loss, compiled: bool
     ) -> None:
+        precision = precision_of(settings.parallel, cpu=device == "cpu")
         model, parallel, batch = settings.model, settings.parallel, settings.batch
         self.model, self.parallel, self.device, self.vocab = model, parallel, device, vocab
         self.plain = loss == "plain"
-        self.precision, self.a = precision, ITEMSIZE[precision]
+        self.a = ITEMSIZE[precision]
         self.M, self.L, self.C, self.F = batch.micro * settings.data.sequence, model.layers, model.hidden, model.ffn
         self.H, self.K = model.heads * model.head_dim, model.kv_heads * model.head_dim
         self.lse = 4 * model.heads * (2 if self.a == 4 and device == "cpu" else 1)  # bytes of a token
@@ -125,6 +130,9 @@ class _StepMemory:
         self.head = self.a * vocab * model.hidden  # the gradient of the head, there from the backward of the loss on
         self.states = optimizer_bytes(model, vocab, settings.optim.kind)
         self.update = OPTIMIZERS[settings.optim.kind].whole_matrices * 2 * model.hidden * model.ffn * self.a
+        self.chunk = planned_chunk(self.M, self.C, vocab, precision=precision, device=device)
+        # Whether the head's gradient is no fp32 sum of chunks: it is in bf16 at once, and multiplied in hardware
+        self.one_chunk = self.chunk.dweight_dtype == "bfloat16"
         self.table = 4 * model.head_dim * settings.data.sequence  # cosines and sines
         # FSDP: the root's weights, a block's, and all those that are not given back after their forward
         self.root, self.block = (self.a * size if self.sharded else 0.0 for size in (self.P_root, self.P_block))
@@ -133,11 +141,9 @@ class _StepMemory:
         several = batch.sequences // (batch.micro * dp_size) > 1
         self.accumulated = several * 4 * self.P / (1 if parallel.grad_reduce == "last" else self.S)
 
-    # Bytes of a block
-
     @property
     def block_saved(self) -> float:
-        """Kept between its forward and its backward."""
+        """Bytes that a block keeps between its forward and its backward."""
         a, C, H, K, F = self.a, self.C, self.H, self.K, self.F
         if self.parallel.recompute == "full":
             return self.M * (a * 2 * C)
@@ -146,35 +152,18 @@ class _StepMemory:
         masks = 2 * C if self.model.dropout > 0 else 0
         return self.M * (a * (4 * C + 3 * (H + K) + 3 * F) + self.lse + 8 + masks)
 
-    @property
-    def block_forward(self) -> float:
-        """At work at its last product."""
-        passing = self.M * self.a * (3 * self.C + 3 * self.F)
-        return passing if self.parallel.recompute == "full" else max(self.block_saved, passing)
-
-    @property
-    def block_backward(self) -> float:
-        """At work at the gradient of swiglu, instead of block_saved."""
-        inputs = 4 if self.parallel.recompute == "none" else 5  # recomputed: the residual stream that came in
-        elements = inputs * self.C + 3 * (self.H + self.K) + 5 * self.F + self.intermediate
-        return self.M * (self.a * elements + self.lse + 4)
-
-    @property
-    def block_end(self) -> float:
-        """The same at the end of a block's backward: qkv's input and the gradients around it."""
-        return self.M * self.a * (4 * self.C + 2 * self.K + self.H)
-
-    # Moments
-
     def moments(self) -> Iterator[Moment]:
         L, stream = self.L, self.M * self.a * self.C
         # The batch, and the embedding's output, which the first norm saves; a recomputed first block keeps it anyway
         below = 3 * 8 * self.M + 4 * self.M + (stream if self.parallel.recompute == "none" else 0)
+        at_work: float = self.M * self.a * (3 * self.C + 3 * self.F)  # at a block's last matmul
+        if self.parallel.recompute != "full":
+            at_work = max(self.block_saved, at_work)
         yield self._at("between steps")
         for l in range(L):
             yield self._at(
                 f"forward of block {l + 1}",
-                activations=below + l * self.block_saved + self.block_forward,
+                activations=below + l * self.block_saved + at_work,
                 gradients=self.accumulated,
                 fsdp=self.root + (self.kept * (l + 1) / L if self.kept else min(2, L - l) * self.block),
             )
@@ -204,10 +193,13 @@ class _StepMemory:
         next_block = 0.0 if self.kept else self.block * (l > 0)
         waiting = 4 * P_block if self.sharded and done else 0.0  # the fp32 gradients of the block before
         fsdp = self.root + (self.kept or self.block) + next_block + waiting
-        down = a * self.C * self.F
+        inputs = 4 if self.parallel.recompute == "none" else 5  # recomputed: the residual stream that came in
+        elements = inputs * self.C + 3 * (self.H + self.K) + 5 * self.F + self.intermediate
+        at_swiglu = saved + self.M * (a * elements + self.lse + 4)
+        at_end = saved + self.M * a * (4 * self.C + 2 * self.K + self.H)  # qkv's input and the gradients around it
         found = [
-            dict(activations=saved + self.block_backward, gradients=gradients + down, fsdp=fsdp),
-            dict(activations=saved + self.block_end, gradients=gradients + a * P_block, fsdp=fsdp),
+            dict(activations=at_swiglu, gradients=gradients + a * self.C * self.F, fsdp=fsdp),
+            dict(activations=at_end, gradients=gradients + a * P_block, fsdp=fsdp),
         ]
         if self.sharded:  # its gradients are reduced
             activations, shard = saved + 2 * self.M * a * self.C, 4 * P_block / self.S
@@ -232,8 +224,8 @@ class _StepMemory:
             return M * V * (self.a + 4 + 4) if self.a < 4 else M * V * 8
         itemsize = self.a if self.device == "cuda" else 4
         casts = (M * C + V * C) * 4 if self.device == "cpu" and self.a < 4 else 0
-        logits = self._chunk.tokens * (-(-V // 16) * 16) * itemsize
-        dweight = (self.a if self._one_chunk else 4) * V * C
+        logits = self.chunk.tokens * (-(-V // 16) * 16) * itemsize
+        dweight = (self.a if self.one_chunk else 4) * V * C
         return 4 * M * C + dweight + logits + casts + 16 * M
 
     def _loss_backward(self) -> float:
@@ -242,13 +234,4 @@ class _StepMemory:
             return M * V * (self.a + 4 + 4 + 4)
         if self.a == 4:
             return 4 * M * C + 4 * V * C
-        return (4 + self.a) * M * C + (self.a if self._one_chunk else 4 + self.a) * V * C
-
-    @property
-    def _chunk(self) -> LossChunk:
-        return planned_chunk(self.M, self.model.hidden, self.vocab, precision=self.precision, device=self.device)
-
-    @property
-    def _one_chunk(self) -> bool:
-        """Whether the head's gradient is no fp32 sum of chunks: it is in bf16 at once, and multiplied in hardware."""
-        return self._chunk.dweight_dtype == "bfloat16"
+        return (4 + self.a) * M * C + (self.a if self.one_chunk else 4 + self.a) * V * C

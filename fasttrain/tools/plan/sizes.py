@@ -96,7 +96,9 @@ class Sizes:
 def sizes(settings: config.Config, *, vocab: int, dp_size: int = 1, stated: Stated = Stated()) -> Sizes:  # noqa: B008
     """The arithmetic, and what contradicts what."""
     batch, T = settings.batch, settings.data.sequence
-    tokens = batch.steps * batch.sequences * T
+    tokens, dataset = batch.steps * batch.sequences * T, stated.dataset or {}
+    weights = {name: settings.data.mixture[name].weight if name else 1.0 for name in dataset}
+    epochs = {name: tokens * weights[name] / sum(weights.values()) / size for name, size in dataset.items()}
     run = Sizes(
         settings=settings,
         vocab=vocab,
@@ -108,7 +110,7 @@ def sizes(settings: config.Config, *, vocab: int, dp_size: int = 1, stated: Stat
         micro_batches=max(batch.sequences // (batch.micro * dp_size), 1),
         checkpoint_bytes=state_bytes(settings.model, vocab, settings.optim.kind),
         checkpoints_held=settings.checkpoint.max_held(batch.steps),
-        epochs=None if stated.dataset is None else _epochs(settings, tokens, stated.dataset),
+        epochs=None if stated.dataset is None else epochs,
         contradictions=(),
         warnings=(),
     )
@@ -194,13 +196,6 @@ def _repetition(run: Sizes) -> str:
         f"{most:.1f} epochs: beyond about {WORTHWHILE_EPOCHS}, repeated data teaches less and less; lower batch.steps, "
         "or add data"
     )
-
-
-def _epochs(settings: config.Config, tokens: int, dataset: Mapping[str, float]) -> dict[str, float]:
-    if "" in dataset:
-        return {"": tokens / dataset[""]}
-    weights = {name: settings.data.mixture[name].weight for name in dataset}
-    return {name: tokens * weights[name] / sum(weights.values()) / size for name, size in dataset.items()}
 
 
 def is_here(data: config.DataConfig) -> bool:

@@ -15,19 +15,17 @@ published run is on are carried over from another one: the band says so.
 B sequences of T tokens are M tokens of a micro-batch; W ranks, S of which share the weights, R = W / S replicas.
 """
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from fasttrain import config
 from fasttrain.flops import HOST_SECONDS, block_matrices, block_shapes, flops_per_token, num_parameters
 from fasttrain.gpus import Gpu
 from fasttrain.optimizers import OPTIMIZERS, OptimizerKind
-from fasttrain.tools.plan.memory import ITEMSIZE, planned_chunk
+from fasttrain.tools.plan.memory import ITEMSIZE, planned_chunk, precision_of
 
 TABLE = Path(__file__).with_name("calibration.toml")
 # Collectives reach this share of what links and adapters are sold as
@@ -47,7 +45,6 @@ class Calibration:
     unfused: float  # factor of the streamed bytes where nothing is fused
     exposed: float  # share of communication that computing cannot hide
     band: float  # of the speed: this much more or less covers nine of ten held-out runs
-    known: bool  # published runs are on this architecture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +71,6 @@ class Work:
     gated: bool = True  # False: a feed-forward layer of two matrices, as many elements as the model's three
 
     @property
-    def tokens(self) -> int:
-        """Tokens of a rank's step."""
-        return self.micro * self.sequence * self.micro_batches
-
-    @property
     def shards(self) -> int:
         return max(self.dp_size // self.dp_replicate, 1)
 
@@ -94,8 +86,9 @@ class Hardware:
     memory: float  # bytes of a GPU
     price: float | None  # USD per GPU-hour
 
-    @staticmethod
+    @classmethod
     def of(
+        cls,
         gpu: Gpu,
         gpus: int,
         *,
@@ -103,8 +96,8 @@ class Hardware:
         network: float | None = None,
         memory: float | None = None,
         price: float | None = None,
-    ) -> Hardware:
-        return Hardware(
+    ) -> Self:
+        return cls(
             gpu=gpu,
             gpus=gpus,
             node=node or min(gpu.node, gpus),
@@ -138,11 +131,10 @@ class SpeedEstimate:
         return self.rate * self.flops / self.peak
 
 
-def work_of(
-    settings: config.Config, *, vocab: int, dp_size: int, precision: str = "bf16", compiled: bool = True
-) -> Work:
+def work_of(settings: config.Config, *, vocab: int, dp_size: int) -> Work:
     """The work of a run with these settings."""
     parallel, batch, recompute = settings.parallel, settings.batch, settings.parallel.recompute
+    precision = precision_of(parallel)
     sharded = dp_size > 1 or precision != "fp32"
     return Work(
         model=settings.model,
@@ -153,7 +145,7 @@ def work_of(
         dp_size=dp_size,
         dp_replicate=parallel.dp_replicate,
         precision=precision,
-        compiled=compiled,
+        compiled=parallel.compile != "off",
         recomputed=float(recompute == "full"),
         recomputed_streaming=float(recompute != "none"),
         gathers=(2 if parallel.reshard_after_forward else 1) if sharded else 0,
@@ -167,7 +159,7 @@ def calibrations() -> dict[str, Calibration]:
     """The fitted figures by architecture."""
     table: dict[str, Any] = tomllib.loads(TABLE.read_text("utf-8"))
     return {
-        name: Calibration(**{k: v for k, v in (table["shared"] | row).items() if k != "from"}, known="from" not in row)
+        name: Calibration(**{key: value for key, value in (table["shared"] | row).items() if key != "from"})
         for name, row in table["architectures"].items()
     }
 
@@ -185,9 +177,13 @@ def speed(work: Work, hardware: Hardware, calibration: Calibration | None = None
     per_micro["launching"] = max(3 * work.model.layers * HOST_SECONDS["cuda", work.compiled or work.fused] - busy, 0.0)
     parts = {part: n * seconds for part, seconds in per_micro.items()}
     parts["optimizer"] = _optimizer(work, gpu, given) + _STEP
-    parts["exposed"] = _exposed(work, hardware, given, n * (busy + per_micro["launching"]))
+    # Communication: a share that never hides (the first gather, the last reduction, kernels that compete), and what
+    # computing is too short for
+    moving, hidden = sum(collectives(work, hardware).values()), 0.9 * n * (busy + per_micro["launching"])
+    parts["exposed"] = given.exposed * moving + max((1 - given.exposed) * moving - hidden, 0.0)
+    tokens = work.micro * work.sequence * n
     flops, peak = flops_per_token(work.model, work.vocab, work.sequence), gpu.peak(work.precision)
-    return SpeedEstimate(parts=parts, tokens=work.tokens, flops=flops, peak=peak, band=given.band)
+    return SpeedEstimate(parts=parts, tokens=tokens, flops=flops, peak=peak, band=given.band)
 
 
 def _matmuls(work: Work, gpu: Gpu, given: Calibration) -> float:
@@ -250,36 +246,23 @@ def collectives(work: Work, hardware: Hardware) -> dict[str, float]:
     counts, units = num_parameters(work.model, work.vocab), work.model.layers + 1
     size = work.reduced * counts.total
     if work.dp_size == 1 or not work.gathers:
-        whole = _ring(work.dp_size, size, hardware) + _ring_latency(work.dp_size, hardware)
-        return {"gather": 0.0, "reduce": 0.0, "dp_replicate": 2 * whole}
+        return {"gather": 0.0, "reduce": 0.0, "dp_replicate": 2 * _ring(work.dp_size, size, hardware)}
     reductions = work.micro_batches if work.reduces_every else 1
     rounds = work.micro_batches if work.gathers == 2 else 1
     gathered = rounds * (work.gathers * counts.blocks + counts.total - counts.blocks) * ITEMSIZE[work.precision]
-    hops = _ring_latency(work.shards, hardware)
     return {
-        "gather": _ring(work.shards, gathered, hardware) + rounds * work.gathers * units * hops,
-        "reduce": _ring(work.shards, reductions * size, hardware) + reductions * units * hops,
+        "gather": _ring(work.shards, gathered, hardware, rounds=rounds * work.gathers * units),
+        "reduce": _ring(work.shards, reductions * size, hardware, rounds=reductions * units),
         "dp_replicate": _between_replicas(work, size, hardware),
     }
 
 
-def _exposed(work: Work, hardware: Hardware, given: Calibration, busy: float) -> float:
-    """A share that never hides (the first gather, the last reduction, kernels that compete), and what computing is
-    too short for."""
-    total = sum(collectives(work, hardware).values())
-    return given.exposed * total + max((1 - given.exposed) * total - 0.9 * busy, 0.0)
-
-
-def _ring(ranks: int, size: float, hardware: Hardware) -> float:
+def _ring(ranks: int, size: float, hardware: Hardware, *, rounds: int = 1) -> float:
     """Seconds to bring every rank of a group a whole of so many bytes, of which each has a share; or to reduce one."""
     nodes = max(ranks / hardware.node, 1)
     inside = (ranks - 1) / ranks * size / (_LINK * hardware.gpu.link)
-    return max(inside, (nodes - 1) / nodes * size / (_NETWORK * hardware.network))
-
-
-def _ring_latency(ranks: int, hardware: Hardware) -> float:
-    nodes = max(ranks / hardware.node, 1)
-    return _HOP * (ranks - 1) + _NODE_HOP * (nodes - 1)
+    between = (nodes - 1) / nodes * size / (_NETWORK * hardware.network)
+    return max(inside, between) + rounds * (_HOP * (ranks - 1) + _NODE_HOP * (nodes - 1))
 
 
 def _between_replicas(work: Work, size: float, hardware: Hardware) -> float:

@@ -8,12 +8,11 @@ extreme gets lost, whatever the size of a bucket. Around the steps that matter, 
 bucket of its own, so that a look from nearby shows what happened.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -22,7 +21,6 @@ import numpy as np
 
 EXACT = ("step", "time", "tokens")  # float64; figures are float32, for half of the memory
 _BYTES = 1 << 21  # to a chunk
-_opened: dict[Path, Columns] = {}
 
 
 class Columns:
@@ -118,10 +116,7 @@ class Columns:
         self._size = kept
 
 
-def columns_of(path: Path) -> Columns:
-    """The same object for the same file, as long as the process lives."""
-    key = path.absolute()
-    return _opened.setdefault(key, Columns(key))
+columns_of = cache(Columns)  # the same object for the same file, as long as the process lives
 
 
 AROUND = 40  # steps before and after an event that stay single

@@ -16,10 +16,8 @@ from fasttrain.tools.report.record import CheckpointEntry, RunRecord, RunState
 NUMBERS = 220_000  # in all curves of a page: about 1.5 MB
 MOST, LEAST = 1500, 150  # points of a curve
 HIDDEN = ("step", "time", "tokens", "valid_tokens", "data_wait", "nonfinite")  # no curves of their own
-RANGED = (  # a mean with its lowest and highest value
-    *("loss", "grad_norm", "tokens_per_second", "mfu", "step_seconds"),
-    *("unsaved_steps", "checkpoint_age"),
-)
+# A mean with its lowest and highest value
+RANGED = ("loss", "grad_norm", "tokens_per_second", "mfu", "step_seconds", "unsaved_steps", "checkpoint_age")
 PEAK = 3.0  # in any other curve, a highest value of so many means stands for its bucket
 EVENTS, SAMPLES, GHOSTS, EVALUATIONS = 1000, 100, 40, 1000  # that a page has of a run, at most
 TEXT, DOCUMENTS = 2000, 50  # characters of a text, and documents of an event
@@ -46,7 +44,10 @@ def differences(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
 def figures(record: RunRecord) -> dict[str, Any]:
     """The run in a few numbers; None: not known."""
     columns = record.columns
-    best = min(_main_validations(record), key=lambda line: line["loss"], default=None)
+    sets = record.validations  # the held-out documents, or the first set
+    lines = sets.get("held-out") or next(iter(sets.values()), [])
+    scored = [line for line in lines if line.get("loss") is not None and math.isfinite(line["loss"])]
+    best = min(scored, key=lambda line: line["loss"], default=None)
     return dict(
         loss=_finite(columns["loss"], lambda values: values[-1]),
         validation=best and best["loss"],
@@ -64,7 +65,9 @@ def figures(record: RunRecord) -> dict[str, Any]:
 def _run(record: RunRecord, state: RunState, points: int) -> dict[str, Any]:
     columns, steps, known = record.columns, record.columns["step"], record.metadata
     planned = record.settings.get("batch.steps")
-    places = [int(np.searchsorted(steps, event.step)) for event in _by_weight(record.events)]
+    weights = (Severity.ERROR, Severity.ACTION, Severity.WARNING)  # what deserves a close look, the gravest first
+    notable = sorted((e for e in record.events if e.severity in weights), key=lambda e: weights.index(e.severity))
+    places = [int(np.searchsorted(steps, event.step)) for event in notable]
     starts = bucket_starts(len(columns), points, [place for place in places if place < len(steps)])
     ends = np.append(starts[1:], len(columns)) - 1
     samples = [event for event in record.events if event.kind == EventKind.SAMPLE]
@@ -100,12 +103,6 @@ def _curves(record: RunRecord) -> list[str]:
     return [name for name in record.columns.names if name not in HIDDEN]
 
 
-def _by_weight(events: list[Event]) -> list[Event]:
-    """Those first that deserve a close look."""
-    order = (Severity.ERROR, Severity.ACTION, Severity.WARNING)
-    return sorted((i for i in events if i.severity in order), key=lambda event: order.index(event.severity))
-
-
 def _places(record: RunRecord, steps: np.ndarray, times: np.ndarray) -> dict[str, np.ndarray]:
     """Where on each of the three axes."""
     known, tokens = record.columns["step"], record.columns["tokens"]
@@ -134,27 +131,17 @@ def _ghost(record: RunRecord, gone: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _validations(record: RunRecord) -> dict[str, Any]:
-    sets: dict[str, list[dict[str, Any]]] = {}
-    for line in record.validations:
-        sets.setdefault(str(line["set"]), []).append(line)
     return {
         name: dict(
             x=_places(record, _figure(lines, "step"), _figure(lines, "time")),
             **{key: _figure(lines, key) for key in ("loss", "perplexity", "bits_per_byte", "accuracy")},
         )
-        for name, lines in sets.items()
+        for name, lines in record.validations.items()
     }
 
 
 def _figure(lines: list[dict[str, Any]], key: str) -> np.ndarray:
     return np.array([line.get(key) for line in lines], dtype=np.float64)  # None becomes nan
-
-
-def _main_validations(record: RunRecord) -> list[dict[str, Any]]:
-    """Those of the held-out documents, or of the first set."""
-    names = [line["set"] for line in record.validations]
-    lines = [line for line in record.validations if line["set"] == ("held-out" if "held-out" in names else names[0])]
-    return [line for line in lines if line.get("loss") is not None and math.isfinite(line["loss"])]
 
 
 def _event(record: RunRecord, event: Event) -> dict[str, Any]:

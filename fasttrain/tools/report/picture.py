@@ -114,8 +114,7 @@ def _curve(record: RunRecord, name: str) -> tuple[np.ndarray, Buckets]:
 
 def _validations(ax: Axes, record: RunRecord, colours: Sequence[str], colour: str) -> None:
     """colours: of the sets; none: all of them have the run's."""
-    for place, name in enumerate(dict.fromkeys(line["set"] for line in record.validations)):
-        lines = [line for line in record.validations if line["set"] == name]
+    for place, (name, lines) in enumerate(record.validations.items()):
         losses = np.array([line["loss"] for line in lines], dtype=float)
         shade = colours[place % len(colours)] if colours else colour
         steps, label = [line["step"] for line in lines], f"validation: {name}"

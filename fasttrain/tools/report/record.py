@@ -62,7 +62,7 @@ class RunRecord:
     path: Path
     name: str
     columns: Columns
-    validations: list[dict[str, Any]]
+    validations: dict[str, list[dict[str, Any]]]  # by set
     evaluations: list[dict[str, Any]]
     events: list[Event]
     checkpoints: list[CheckpointEntry]
@@ -97,12 +97,15 @@ def _read(run: Path, name: str, *, verify: bool) -> RunRecord:
     settings: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         settings = dict(flat(tomllib.loads(RunDir(run).config.read_text("utf-8"))))
+    validations: dict[str, list[dict[str, Any]]] = {}
+    for line in read_validations(run):
+        validations.setdefault(str(line["set"]), []).append(line)
     written = [columns["time"], *(gone["time"] for gone in columns.taken_back), [event.time for event in events]]
     moments = np.concatenate([np.asarray(times, dtype=np.float64) for times in written])
     starts = np.array(sorted(event.time for event in events if event.kind in STARTS))
     return RunRecord(
         path=run, name=name, columns=columns, events=events, settings=settings,
-        validations=read_validations(run), evaluations=read_evaluations(run),
+        validations=validations, evaluations=read_evaluations(run),
         checkpoints=_checkpoints(RunDir(run).checkpoints, verify=verify),
         clock=Clock(starts, np.sort(moments[np.isfinite(moments)])),
         metadata=_metadata(run, events),
@@ -112,7 +115,7 @@ def _read(run: Path, name: str, *, verify: bool) -> RunRecord:
 def _metrics(run: Path) -> Path:
     rundir, path = RunDir(run), RunDir(run).metrics
     if path.exists():
-        return path
+        return path.absolute()
     if not run.is_dir():
         raise FileNotFoundError(f"{run} {'is not a directory' if run.exists() else 'does not exist'}; name a run")
     if rundir.config.exists() or rundir.segments.exists():

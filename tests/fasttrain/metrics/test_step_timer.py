@@ -37,7 +37,7 @@ def test_parts_of_the_same_name_add_up(clock):
         mark(timer, clock, "data", seconds)
         mark(timer, clock, "forward_backward", 10 * seconds)
     mark(timer, clock, "optimizer", 0.5)
-    assert timer.split() == {"data": 3.0, "forward_backward": 30.0, "optimizer": 0.5}
+    assert timer.end_step().seconds() == {"data": 3.0, "forward_backward": 30.0, "optimizer": 0.5}
 
 
 def test_laps_leave_out_no_time_and_count_none_twice(clock):
@@ -49,7 +49,7 @@ def test_laps_leave_out_no_time_and_count_none_twice(clock):
     second = timer.end_step()
     assert first.seconds() == first.seconds() == {"data": 1.0}  # whenever it is asked
     assert second.seconds() == {"data": 5.0}
-    assert timer.split() == {}
+    assert timer.end_step().seconds() == {}
 
 
 def test_a_part_takes_as_long_as_it_takes():
@@ -57,7 +57,7 @@ def test_a_part_takes_as_long_as_it_takes():
     time.sleep(0.02)
     timer.mark("sleep")
     timer.mark("nothing")
-    parts = timer.split()
+    parts = timer.end_step().seconds()
     assert 0.02 <= parts["sleep"] < 2
     assert 0 <= parts["nothing"] < parts["sleep"]
 

@@ -96,7 +96,7 @@ def slow_run(
 ) -> list[tuple[int, Slowdown]]:
     """Reports by step: ranks that meet at the end of each step, with a checkpoint of 2 s every 100."""
     rng, found = np.random.default_rng(seed), []
-    detector, medians = SlowdownDetector(PARTS), [Medians(PARTS) for _ in range(ranks)]
+    detector, medians = SlowdownDetector(), [Medians() for _ in range(ranks)]
     slow_ranks = slice(None) if cause[0] is None else cause[0]
     for step in range(1, steps + 1):
         shared, own = 1 + noise * rng.standard_normal(), 0.02 * rng.standard_normal((ranks, len(PARTS)))

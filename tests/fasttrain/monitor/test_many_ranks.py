@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
-from fasttrain.monitor.slowdown import Exchange
+from fasttrain.monitor.slowdown import EVERY, SlowdownDetector, SpeedMonitor
 from fasttrain.optim.optimizer import gradient_norms
 from tests.fasttrain.checkpoint.subject import Subject, run_ranks, whole
 
@@ -18,12 +19,15 @@ def on_two_ranks(group: dist.ProcessGroup, _: Path) -> None:
 
 
 def exchange_figures(group: dist.ProcessGroup) -> None:
-    exchange = Exchange(group)
-    assert exchange.read() is None
-    for turn in range(2):
-        exchange.send([float(group.rank()), float(turn)])
-        assert exchange.read() == [[0.0, turn], [1.0, turn]]
-    assert exchange.read() is None
+    monitor = SpeedMonitor(group, torch.device("cpu"), threshold=0.2)
+    with patch.object(SlowdownDetector, "observe", return_value=None) as observe:
+        for step in range(2 * EVERY + 1):
+            assert observe.call_count == (step > EVERY)  # read after the step that follows the sending
+            monitor.observe({"forward": 1.0 + group.rank(), "data": 3.0 * (step >= EVERY)}, {})
+    (first, steps), (second, later) = (call.args for call in observe.call_args_list)
+    assert (steps, later) == (EVERY, 2 * EVERY)
+    assert [row[0] for row in first] == [1.0, 2.0]  # of whole steps, by rank
+    assert [row[0] for row in second] == [2.5, 3.5]
 
 
 def add_up_norms() -> None:

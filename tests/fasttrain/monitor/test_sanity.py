@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from fasttrain.config import ModelConfig
+from fasttrain.config import Config, ModelConfig, OptimConfig
 from fasttrain.events import EventKind
 from fasttrain.model import Decoder
 from fasttrain.monitor.sanity import Blocks, Envelope, first_loss, first_loss_suspicion
@@ -35,16 +35,17 @@ def test_untrained_models_have_the_loss_that_is_expected(
         loss = float(model(tokens[:, :-1], tokens[:, 1:]).loss_sum) / (4 * 64)
     low, high = first_loss(settings, VOCAB, z_loss)
     assert low - 0.12 < loss < high + 0.12
-    assert first_loss_suspicion(loss, settings, VOCAB, z_loss) == ""
+    run = Config(model=settings, optim=OptimConfig(z_loss=z_loss))
+    assert first_loss_suspicion(loss, run, VOCAB) == ""
 
 
 def test_other_first_losses_are_suspicious() -> None:
-    low, high = (first_loss_suspicion(loss, ModelConfig(), VOCAB) for loss in (5.0, 9.0))
+    low, high = (first_loss_suspicion(loss, Config(), VOCAB) for loss in (5.0, 9.0))
     expected = "the first loss is 5.000, and untrained weights with a vocabulary of 1024 have 7.008 to 7.049, +- 0.35"
     assert low.startswith(expected)
     assert "data lint" in low
     assert "model.init_std" in high
-    assert first_loss_suspicion(math.nan, ModelConfig(), VOCAB)
+    assert first_loss_suspicion(math.nan, Config(), VOCAB)
 
 
 TABLE = [(1e6, 5.0, 7.0), (1e8, 3.0, 4.0)]
@@ -62,7 +63,7 @@ def test_envelopes_are_linear_in_the_logarithm_of_tokens() -> None:
 def test_envelopes_alarm_after_some_steps_in_a_row_and_once_per_stay() -> None:
     envelope = Envelope(TABLE, patience=3)
     losses = [8.0, 8.0, 6.0] + [8.0] * 6 + [6.0] + [4.0] * 3 + [math.nan] * 3
-    alarms = {step: alarm for step, loss in enumerate(losses) if (alarm := envelope.observe(1e6, loss))}
+    alarms = {step: alarm for step, loss in enumerate(losses) for alarm in envelope.observe(1e6, loss)}
     assert list(alarms) == [5, 12]
     assert alarms[5].text == "for 3 steps the loss has been above what is expected here: 8.000, not in 5.000 to 7.000"
     assert "below" in alarms[12].text

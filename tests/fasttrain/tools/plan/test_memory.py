@@ -49,7 +49,7 @@ def test_the_closed_form_is_what_torch_counts(name):
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_the_closed_form_in_other_precisions(precision):
-    predicted = memory(config(), vocab=VOCAB, dp_size=WORLD, precision=precision, process=0)
+    predicted = memory(config(precision=precision), vocab=VOCAB, dp_size=WORLD, process=0)
     seen = max(m.total for m in predicted.moments if m.name != "loss")
     tracked = tracked_peak(config(), vocab=VOCAB, world=WORLD, precision=precision)["Total"]
     assert seen == pytest.approx(tracked, rel=0.02)
