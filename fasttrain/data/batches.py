@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fasttrain.data.order import Mixture, MixturePart, places_of, samples_at, samples_of_several
+from fasttrain.data.order import Mixture, MixturePart, place_of, samples_at
 from fasttrain.data.stream import TokenStream
 
 IGNORED = -100  # a target without a loss: the ignore_index of linear_cross_entropy and of PyTorch
@@ -167,10 +167,7 @@ class Batches:
         steps = range(step, stop if self.end is None else max(min(stop, self.end), step + 1))
         firsts = (self._first_sample(step) + self._dp_rank * self._share for step in steps)
         components, numbers = map(np.concatenate, zip(*(self._mixture.at(n, self._share) for n in firsts), strict=True))
-        if len(self.components) == 1:
-            samples = samples_at(numbers, size=self.sizes[0], seed=self._seeds[0])
-        else:
-            samples = samples_of_several(components, numbers, sizes=self.sizes, seeds=self._seeds)
+        samples = samples_at(components, numbers, sizes=self.sizes, seeds=self._seeds)
         split = zip(np.split(components, len(steps)), np.split(samples, len(steps)), strict=True)
         return dict(zip(steps, (Rows(*rows) for rows in split), strict=True))
 
@@ -179,7 +176,7 @@ class Batches:
         size, seed = self.sizes[component], self._seeds[component]
         end = self._first_sample(stop)
         for epoch in range(-(-self._mixture.used_at(end)[component] // size)):
-            place = int(places_of(np.array([sample]), size=size, seed=seed, epoch=epoch)[0])
+            place = place_of(sample, size=size, seed=seed, epoch=epoch)
             found = self._mixture.sample_of(component, epoch * size + place, end)
             if found is not None:
                 step = self._step_at(found)

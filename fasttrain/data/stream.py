@@ -35,13 +35,13 @@ class TokenStream:
         index: Path | DocumentEnds | None,  # where each document ends; a file: raw little-endian int64
         *,
         dtype: np.dtype,
-        separator: int | None,
+        separator: int | None = None,
         header: int = 0,  # bytes before the tokens of a shard
     ) -> None:
         self.dtype = dtype.newbyteorder("<")
         self.separator = separator
-        self._paths = list(shards)
-        self._header = header
+        self.lengths = list(lengths)
+        self._paths, self._header = list(shards), header
         self._shards: list[_Mapped | None] = [None] * len(shards)  # mapped when first read
         self._ends = np.cumsum(lengths, dtype=np.int64)
         self.document_ends: Any = _Mapped(index, np.dtype("<i8")).array if isinstance(index, Path) else index

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fasttrain.data.dataset import corrupt
-from fasttrain.data.formats.dataset import GPT2, LLAMA3, REWRITE, FoundFiles, TokenFiles
+from fasttrain.data.formats.dataset import GPT2, LLAMA3, REWRITE, FoundFiles
+from fasttrain.data.stream import TokenStream
 
 RAW = ("train.bin", "val.bin")
 HEADER = 256 * 4  # bytes
@@ -66,11 +67,11 @@ def find(path: Path) -> FoundFiles | None:
     kind, dtype, header, known = "raw tokens of nanoGPT", "uint16", 0, None
     if first.magic is not None:
         kind, header, (_, dtype, known) = "shards of llm.c", HEADER, HEADERS[first.magic]
-    found = {
-        name: TokenFiles(paths=splits[name], lengths=[file.tokens for file in files], dtype=dtype, header=header)
+    streams = {
+        name: TokenStream(splits[name], [file.tokens for file in files], None, dtype=np.dtype(dtype), header=header)
         for name, files in shards.items()
     }
-    return FoundFiles(kind=kind, splits=found, known=known)
+    return FoundFiles(kind, streams, known)
 
 
 def _of_directory(path: Path) -> dict[str, list[Path]]:
