@@ -133,8 +133,11 @@ class Batches:
         self._separator = self.components[0].stream.separator  # components have the same tokenizer
         self._dtype = np.result_type(*(component.stream.dtype for component in self.components))
         self._seeds = [seed_of(seed, component.name) for component in self.components]
-        sizes = zip(self.components, self.sizes, strict=True)
-        parts = [_part(component, size, used=cursor.used.get(component.name, 0)) for component, size in sizes]
+        parts = []
+        for component, size in zip(self.components, self.sizes, strict=True):
+            weight, epochs = Fraction(str(component.weight)), Fraction(str(component.epochs))  # 0.3 is 3/10
+            used = cursor.used.get(component.name, 0)
+            parts.append(MixturePart(weight, limit=int(epochs * size) if epochs else None, used=used))
         self._mixture = Mixture(parts, seed=seed)
         self._sequence, self._document_mask, self._cursor = sequence, document_mask, cursor
         self._sequences, self._share, self._dp_rank = sequences, sequences // dp_size, dp_rank
@@ -199,18 +202,14 @@ class Batches:
         length = self._mixture.length
         return None if length is None else self._step_at(length - self._sequences) + 1
 
-    def dropouts(self) -> dict[str, int]:
-        """The steps in which components reach their limits."""
-        stops = zip(self.components, self._mixture.stops, strict=True)
-        return {component.name: self._step_at(stop) for component, stop in stops if stop is not None}
-
     def summary(self, steps: int) -> list[str]:
         """A line for each component of a mixture: what a run of so many steps sees of it."""
-        used, epochs, dropouts, T = self.used_at(steps), self.epochs_at(steps), self.dropouts(), self._sequence
+        used, epochs, T = self.used_at(steps), self.epochs_at(steps), self._sequence
+        last = [steps if stop is None else self._step_at(stop) for stop in self._mixture.stops]  # steps that see them
         return [
             f"{name}: {used[name] / sum(used.values()):.1%} of the run, {used[name] * T:,} tokens, {epochs[name]:.3g} "
-            f"epochs of {size * T:,}{f', all by step {dropouts[name]}' if dropouts.get(name, steps) < steps else ''}"
-            for name, size in zip(used, self.sizes, strict=True)
+            f"epochs of {size * T:,}{f', all by step {step}' if step < steps else ''}"
+            for name, size, step in zip(used, self.sizes, last, strict=True)
             if name
         ]
 
@@ -264,11 +263,6 @@ def _samples_of(component: MixtureComponent, sequence: int) -> int:
             f"{component.name and f' in {component.name}'}; shorten data.sequence, or prepare more data"
         )
     return (tokens - 1) // sequence
-
-
-def _part(component: MixtureComponent, size: int, *, used: int) -> MixturePart:
-    weight, epochs = Fraction(str(component.weight)), Fraction(str(component.epochs))  # 0.3 is 3/10
-    return MixturePart(weight, limit=int(epochs * size) if epochs else None, used=used)
 
 
 def _documents(B: int, T: int, boundaries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # -> (B, T), (N + 1,)

@@ -88,17 +88,9 @@ class TokenStream:
         rows = np.repeat(np.arange(len(starts)), counts)
         within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         offsets = self.document_ends[first[rows] + within] - starts[rows]
-        if self.separator is None:
+        if self.separator is None or not (elsewhere := windows[rows, offsets] != self.separator).any():
             return rows, offsets
-        return self._moved_to_separators(rows, offsets, windows)
-
-    def _moved_to_separators(
-        self, rows: np.ndarray, offsets: np.ndarray, windows: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Some programs end documents with the separator: it then begins the next one, which is the same stream."""
-        elsewhere = windows[rows, offsets] != self.separator
-        if not elsewhere.any():
-            return rows, offsets
+        # Some programs end documents with the separator: it then begins the next one, which is the same stream.
         offsets = offsets - (elsewhere & (windows[rows, offsets - 1] == self.separator))
         inside = offsets > 0
         return rows[inside], offsets[inside]

@@ -26,7 +26,7 @@ from fasttrain.checkpoint import Checkpoint
 from fasttrain.checkpoint.state import load, saved_tensors
 from fasttrain.config import Config, ModelConfig
 from fasttrain.config_toml import from_toml
-from fasttrain.data import AnyDataset, TrainingData
+from fasttrain.data import TrainingData
 from fasttrain.data.dataset import read_tokenizer
 from fasttrain.data.formats.dataset import SEPARATORS
 from fasttrain.data.segments import segment_at
@@ -60,14 +60,8 @@ class Weights:
         self.shapes = {
             theirs: (n, *saved[ours][1:]) for ours, rows in self.packed.items() for theirs, n in rows.items()
         }
-
-    @property
-    def parameters(self) -> int:
-        return sum(map(math.prod, self.shapes.values()))
-
-    @property
-    def bytes(self) -> int:
-        return self.parameters * self.dtype.itemsize
+        self.parameters = sum(map(math.prod, self.shapes.values()))
+        self.bytes = self.parameters * dtype.itemsize
 
     def files(self, most: int) -> dict[str, list[str]]:
         """Names of files, at most so many bytes each unless one tensor has more, and the tensors in them."""
@@ -162,7 +156,10 @@ def describe(checkpoint: Checkpoint, tokenizer: str | None = None) -> ExportSour
             f"export: the tokenizer is with the data of the run: {trouble}. Or name it: --tokenizer tokenizer.json, or "
             f"--tokenizer {NO_TOKENIZER} to export without one"
         )
-    path = _tokenizer_path(data, tokenizer)
+    path = None if tokenizer in (None, NO_TOKENIZER) else Path(tokenizer)
+    if data is not None and tokenizer is None:
+        data.tokenizer()  # compares it with its checksum
+        path = next((dataset.tokenizer_path for dataset in data.datasets.values() if dataset.tokenizer_path), None)
     separator, text = _separator(path, data, vocab)
     starts = [event for event in read_events(run) if event["kind"] in STARTS]
     return ExportSource(
@@ -181,15 +178,6 @@ def _data(run: Path, step: int) -> tuple[TrainingData | None, str]:
         return segment_at(run, max(step - 1, 0)).open(), ""
     except (ValueError, OSError) as error:
         return None, str(error)
-
-
-def _tokenizer_path(data: TrainingData | None, named: str | None) -> Path | None:
-    if named is not None:
-        return None if named == NO_TOKENIZER else Path(named)
-    assert data is not None
-    data.tokenizer()  # compares it with its checksum
-    datasets: list[AnyDataset] = list(data.datasets.values())
-    return next((dataset.tokenizer_path for dataset in datasets if dataset.tokenizer_path), None)
 
 
 def _separator(path: Path | None, data: TrainingData | None, vocab: int) -> tuple[int | None, str | None]:
@@ -231,7 +219,10 @@ def export(
         found.write(directory, shard, on_progress)
         if source.tokenizer is not None:
             shutil.copyfile(source.tokenizer, directory / "tokenizer.json")
-            _dump(directory / "tokenizer_config.json", _tokenizer_config(source))
+            special = ("bos_token", "eos_token") if source.separator_text is not None else ()
+            about = dict(tokenizer_class="PreTrainedTokenizerFast", clean_up_tokenization_spaces=False)
+            about |= dict(model_max_length=source.settings.data.sequence)
+            _dump(directory / "tokenizer_config.json", about | dict.fromkeys(special, source.separator_text))
         # Documents begin with the separator, which ends the one before.
         ends = ("bos_token_id", "eos_token_id", "pad_token_id") if source.separator is not None else ()
         _dump(directory / "generation_config.json", dict.fromkeys(ends, source.separator))
@@ -250,16 +241,6 @@ def _config(source: ExportSource, found: Weights) -> dict[str, Any]:
     }
 
 
-def _tokenizer_config(source: ExportSource) -> dict[str, Any]:
-    special = ("bos_token", "eos_token") if source.separator_text is not None else ()
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": source.settings.data.sequence,
-        **dict.fromkeys(special, source.separator_text),
-    }
-
-
 def _dump(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
@@ -267,8 +248,6 @@ def _dump(path: Path, content: dict[str, Any]) -> None:
 def card(source: ExportSource, weights: Weights, name: str) -> str:
     """The model card, as the Hugging Face hub reads it."""
     family = "qwen3" if source.settings.model.qk_norm else "llama"
-    header = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
-    header += ["tags:", "- fasttrain", f"- {family}", "---"]
     rows = [f"| {what} | {value} |" for what, value in _rows(source, weights)]
     stated = {section: vars(getattr(source.settings, section)) for section in SECTIONS}
     settings = tomli_w.dumps(
@@ -276,7 +255,8 @@ def card(source: ExportSource, weights: Weights, name: str) -> str:
     )
     return "\n".join(
         [
-            *header, "", f"# {name}", "",
+            "---", "library_name: transformers", "pipeline_tag: text-generation",
+            "tags:", "- fasttrain", f"- {family}", "---", "", f"# {name}", "",
             f"A {family.capitalize()} model of {weights.parameters:,} parameters, trained with fasttrain.", "",
             *_usage(source, name), "",
             "| | |", "|---|---|", *rows, "",
@@ -311,11 +291,9 @@ def _rows(source: ExportSource, weights: Weights) -> Iterator[tuple[str, Any]]:
         yield "started from", settings.from_hf.name
     for name, digest in checkpoint.metadata["datasets"].items():
         about = ""
-        if source.data is not None:
+        if source.data is not None:  # its whole path is nobody else's business
             dataset = source.data.datasets[name]
-            about = (
-                f"{dataset.path.name}, {len(dataset.split('train')):,} tokens, "  # the path is nobody else's business
-            )
+            about = f"{dataset.path.name}, {len(dataset.split('train')):,} tokens, "
         yield f"data {name}".rstrip(), f"{about}sha256 {digest}"
     for line in source.validations:
         figures = {"loss": 4, "perplexity": 2, "bits_per_byte": 4, "accuracy": 4}

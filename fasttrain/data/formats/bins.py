@@ -62,7 +62,8 @@ def find(path: Path) -> FoundFiles | None:
     first = shards["train"][0]
     for shard in (shard for files in shards.values() for shard in files):
         if shard.magic != first.magic:
-            both = f"({_called(shard)}) and {first.path} ({_called(first)}) do not belong together"
+            one, other = (f"format {x.magic}" if x.magic else "no header" for x in (shard, first))
+            both = f"({one}) and {first.path} ({other}) do not belong together"
             raise corrupt(shard.path, both, "keep them in directories of their own")
     kind, dtype, header, known = "raw tokens of nanoGPT", "uint16", 0, None
     if first.magic is not None:
@@ -133,7 +134,3 @@ def _with_header(path: Path, size: int, head: bytes) -> _Shard:
         wanted = f"instead of {expected}, for {tokens} tokens of {dtype}"
         raise corrupt(path, f"has {size} bytes {wanted}: {state}", REWRITE)
     return _Shard(path, magic, tokens)
-
-
-def _called(shard: _Shard) -> str:
-    return "no header" if shard.magic is None else f"format {shard.magic}"

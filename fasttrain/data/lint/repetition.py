@@ -208,21 +208,16 @@ class Duplicates:
         return starts + (first == self._source.separator)
 
     def findings(self) -> list[LintFinding]:
-        return [self._copies(), self._spans()]
-
-    def _copies(self) -> LintFinding:
         seen, of = self._repeated(self.documents)
         text = f"{seen.count:,} of {of:,} documents of {MIN_DOCUMENT_TOKENS} tokens and more are copies of earlier ones"
         if self.documents.halvings:
             text += f" (in a sample of one in {2**self.documents.halvings})"
         remedy = "; remove duplicates before preparing: copies are learned by heart"
-        return self._source.graded("duplicates", seen, of, "documents", text, COPIES_LEVELS, remedy)
-
-    def _spans(self) -> LintFinding:
+        copies = self._source.graded("duplicates", seen, of, "documents", text, COPIES_LEVELS, remedy)
         seen, of = self._repeated(self.spans)
         text = f"{seen.count / max(of, 1):.1%} of the spans of {SPAN_TOKENS} tokens have occurred before"
         remedy = "; remove near-duplicates and text that every document carries, such as menus and licences"
-        return self._source.graded("repeated text", seen, of, "spans", text, SPANS_LEVELS, remedy)
+        return [copies, self._source.graded("repeated text", seen, of, "spans", text, SPANS_LEVELS, remedy)]
 
     def _repeated(self, sample: HashSample) -> tuple[HitCounter, int]:
         seen = self._source.counter()

@@ -145,7 +145,13 @@ def prepare(
             clear(directory)
             stage = "training a tokenizer" if isinstance(tokenizer, int) else "reading the tokenizer"
             on_progress(PreparationProgress(stage, 0))
-            spec = _tokenizer_spec(inputs, tokenizer, separator, settings)
+            if isinstance(tokenizer, int):
+                train = functools.partial(trained_on, size=tokenizer, separator=separator or SEPARATOR)
+                spec = in_another_process(lambda: train(sample(inputs, settings)))
+            elif tokenizer == BYTES:
+                spec = plain_bytes(separator=separator or SEPARATOR)
+            else:
+                spec = loaded(Path(tokenizer), separator=separator)
             write_file(directory / TOKENIZER, [spec.json])
         else:
             spec = TokenizerSpec((directory / TOKENIZER).read_text("utf-8"), *state["tokenizer"])
@@ -185,17 +191,6 @@ def _grown(
                 synced = time.monotonic()
             yield
     progress_file.save(output.sync())
-
-
-def _tokenizer_spec(
-    inputs: Sequence[Input], tokenizer: str | Path | int, separator: str | None, settings: Settings
-) -> TokenizerSpec:
-    if tokenizer == BYTES:
-        return plain_bytes(separator=separator or SEPARATOR)
-    if isinstance(tokenizer, int):
-        size = tokenizer
-        return in_another_process(lambda: trained_on(sample(inputs, settings), size, separator=separator or SEPARATOR))
-    return loaded(Path(tokenizer), separator=separator)
 
 
 def _task(

@@ -166,22 +166,17 @@ class Characters:
         self._odd: set[str] = set()
 
     def has_odd(self, text: str) -> bool:
+        from tokenizers import Regex, pre_tokenizers
+
         found = set(text) - self._plain
-        if new := found - self._odd:
-            odd = _odd("".join(new))
+        if new := "".join(found - self._odd):
+            odd = {character for character in new if unicodedata.category(character) == "Cn"}
+            for theirs, ours in ((r"\p{L}+", "L"), (r"\p{N}+", "N"), (r"\s+", "S")):
+                matches = pre_tokenizers.Split(Regex(theirs), "removed", invert=True).pre_tokenize_str(new)
+                odd |= {*"".join(match for match, _ in matches)} ^ {*re.findall(UNICODE[ours], new)}
             self._odd |= odd
-            self._plain |= new - odd
+            self._plain |= {*new} - odd
         return not self._odd.isdisjoint(found)
-
-
-def _odd(characters: str) -> set[str]:
-    from tokenizers import Regex, pre_tokenizers
-
-    odd = {character for character in characters if unicodedata.category(character) == "Cn"}
-    for theirs, ours in ((r"\p{L}+", "L"), (r"\p{N}+", "N"), (r"\s+", "S")):
-        found = pre_tokenizers.Split(Regex(theirs), "removed", invert=True).pre_tokenize_str(characters)
-        odd |= {*"".join(match for match, _ in found)} ^ {*re.findall(UNICODE[ours], characters)}
-    return odd
 
 
 def _pattern_of(description: dict[str, Any]) -> str:
