@@ -151,7 +151,10 @@ class Batches:
         if self._document_mask:
             last, flat = boundaries - 1, targets.reshape(-1)
             flat[last[flat[last] != self._separator]] = IGNORED  # nothing could predict them
-            positions, cu_seqlens = map(torch.from_numpy, _documents(len(targets), self._sequence, boundaries))
+            begins = np.concatenate([np.arange(0, targets.size + 1, self._sequence), boundaries])
+            edges = np.unique(begins).astype(np.int32)
+            within = np.arange(targets.size, dtype=np.int32) - np.repeat(edges[:-1], np.diff(edges))
+            positions, cu_seqlens = torch.from_numpy(within.reshape(targets.shape)), torch.from_numpy(edges)
         return Batch(
             components=rows.components, samples=rows.samples, tokens=torch.from_numpy(tokens),
             targets=torch.from_numpy(targets), positions=positions, cu_seqlens=cu_seqlens,
@@ -263,13 +266,6 @@ def _samples_of(component: MixtureComponent, sequence: int) -> int:
             f"{component.name and f' in {component.name}'}; shorten data.sequence, or prepare more data"
         )
     return (tokens - 1) // sequence
-
-
-def _documents(B: int, T: int, boundaries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # -> (B, T), (N + 1,)
-    """Positions and cu_seqlens."""
-    cu_seqlens = np.unique(np.concatenate([np.arange(0, B * T + 1, T), boundaries])).astype(np.int32)
-    positions = np.arange(B * T, dtype=np.int32) - np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
-    return positions.reshape(B, T), cu_seqlens
 
 
 class Prefetcher(AbstractContextManager["Prefetcher[Item]"], Generic[Item]):

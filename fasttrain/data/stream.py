@@ -5,6 +5,7 @@ B windows, T + 1 tokens of a window.
 
 from __future__ import annotations
 
+import functools
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,13 +39,12 @@ class TokenStream:
         separator: int | None = None,
         header: int = 0,  # bytes before the tokens of a shard
     ) -> None:
-        self.dtype = dtype.newbyteorder("<")
+        self.dtype = dtype = dtype.newbyteorder("<")
         self.separator = separator
         self.lengths = list(lengths)
-        self._paths, self._header = list(shards), header
-        self._shards: list[_Mapped | None] = [None] * len(shards)  # mapped when first read
+        self._shard = functools.cache(lambda number: MappedFile(shards[number], dtype, header=header))
         self._ends = np.cumsum(lengths, dtype=np.int64)
-        self.document_ends: Any = _Mapped(index, np.dtype("<i8")).array if isinstance(index, Path) else index
+        self.document_ends: Any = MappedFile(index, np.dtype("<i8")).array if isinstance(index, Path) else index
         last = len(self) if self.document_ends is None else int(self.document_ends[-1])
         if last != len(self):
             raise ValueError(
@@ -95,14 +95,8 @@ class TokenStream:
         inside = offsets > 0
         return rows[inside], offsets[inside]
 
-    def _shard(self, number: int) -> _Mapped:
-        shard = self._shards[number]
-        if shard is None:
-            shard = self._shards[number] = _Mapped(self._paths[number], self.dtype, header=self._header)
-        return shard
 
-
-class _Mapped:
+class MappedFile:
     """A file as an array, of which single pages are read."""
 
     def __init__(self, path: Path, dtype: np.dtype, *, header: int = 0) -> None:

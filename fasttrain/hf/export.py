@@ -7,6 +7,7 @@ Weights go from a checkpoint's files to safetensors, without ever holding the mo
 In memory are one file of the result, and what is read at once for it. Optimizer state is not read.
 """
 
+import functools
 import json
 import math
 import shutil
@@ -20,7 +21,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata
 
 from fasttrain.checkpoint import Checkpoint
 from fasttrain.checkpoint.state import load, saved_tensors
@@ -105,12 +105,7 @@ class Weights:
 class _Reader(FileSystemReader):
     """Reads the metadata once: those that many ranks have left take longer than a few tensors."""
 
-    _metadata: Metadata | None = None
-
-    def read_metadata(self, *args: Any, **options: Any) -> Metadata:
-        if self._metadata is None:
-            self._metadata = super().read_metadata(*args, **options)
-        return self._metadata
+    read_metadata = functools.lru_cache(2)(FileSystemReader.read_metadata)
 
 
 def _groups(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
@@ -209,7 +204,8 @@ def export(
     on_progress: Callable[[int], None] = lambda _: None,  # bytes of weights written
 ) -> None:
     """Write a Hugging Face checkpoint. The caller has verified the source; nothing shows at `out` before the end."""
-    found = Weights(source.checkpoint, source.settings.model, DTYPES[dtype])
+    model = source.settings.model
+    found = Weights(source.checkpoint, model, DTYPES[dtype])
     if (free := free_bytes(out.absolute())) < found.bytes + _OTHER_BYTES:
         raise ValueError(
             f"export: {disk_size(found.bytes)} of weights do not fit in the {disk_size(free)} that are free at {out}; "
@@ -227,18 +223,11 @@ def export(
         ends = ("bos_token_id", "eos_token_id", "pad_token_id") if source.separator is not None else ()
         _dump(directory / "generation_config.json", dict.fromkeys(ends, source.separator))
         (directory / "README.md").write_text(card(source, found, out.resolve().name), "utf-8")
-        _dump(directory / "config.json", _config(source, found))
-
-
-def _config(source: ExportSource, found: Weights) -> dict[str, Any]:
-    settings = source.settings
-    return {
-        **huggingface_config(settings.model, vocab=source.vocab, sequence=settings.data.sequence),
-        "rope_theta": settings.model.rope_theta,  # for programs that do not know rope_parameters yet
-        "dtype": str(found.dtype).removeprefix("torch."),
-        "bos_token_id": source.separator,  # null: Llama's defaults are others
-        "eos_token_id": source.separator,
-    }
+        content = huggingface_config(model, vocab=source.vocab, sequence=source.settings.data.sequence)
+        content["rope_theta"] = model.rope_theta  # for programs that do not know rope_parameters yet
+        content["dtype"] = str(found.dtype).removeprefix("torch.")
+        content |= dict.fromkeys(("bos_token_id", "eos_token_id"), source.separator)  # null: Llama's are others
+        _dump(directory / "config.json", content)
 
 
 def _dump(path: Path, content: dict[str, Any]) -> None:

@@ -124,7 +124,9 @@ class ExternalDataset:
             ids = (tokenizer.token_to_id(name) for name in SEPARATORS)
             known = KnownVocab(tokenizer.get_vocab_size(), next((id for id in ids if id is not None), None))
         else:
-            known = found.known or (GPT2 if _is_gpt2(samples) else KnownVocab(vocab or self._counted(samples), None))
+            every = samples.values()
+            fits = all(some.max() < GPT2.vocab for some in every) and any(GPT2.separator in some for some in every)
+            known = found.known or (GPT2 if fits else KnownVocab(vocab or self._counted(samples), None))
         vocab = vocab or known.vocab
         if separator is None:
             fits = known.separator is not None and known.separator < vocab
@@ -155,8 +157,3 @@ def _spread(stream: TokenStream, tokens: int, *, whole: int) -> np.ndarray:  # -
         return stream.windows(np.zeros(1, np.int64), len(stream))
     length = tokens // SAMPLE_SPANS
     return stream.windows(np.linspace(0, len(stream) - length, SAMPLE_SPANS).astype(np.int64), length)
-
-
-def _is_gpt2(samples: dict[str, np.ndarray]) -> bool:
-    tokens = samples.values()
-    return all(some.max() < GPT2.vocab for some in tokens) and any((some == GPT2.separator).any() for some in tokens)

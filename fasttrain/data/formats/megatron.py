@@ -10,7 +10,6 @@ A header of 34 bytes leaves every number unaligned, and NumPy searches aligned a
 index. So the search is written out here, and reads some pages.
 """
 
-import mmap
 import struct
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +19,7 @@ import numpy as np
 from fasttrain.data.dataset import corrupt
 from fasttrain.data.formats.bins import split_of
 from fasttrain.data.formats.dataset import REWRITE, FoundFiles
-from fasttrain.data.stream import TokenStream
+from fasttrain.data.stream import MappedFile, TokenStream
 
 MAGIC, VERSION = b"MMIDIDX\0\0", 1
 HEADER = struct.Struct("<9sQBQQ")
@@ -89,9 +88,7 @@ class Ends:
 
     def __init__(self, index: Path, data: Path, width: int, sequences: int, bounds: int) -> None:
         self._width = width
-        with open(index, "rb") as file:
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        mapping.madvise(mmap.MADV_RANDOM)
+        mapping = MappedFile(index, np.dtype("u1")).array
         self._lengths = np.frombuffer(mapping, "<i4", sequences, HEADER.size)
         self._offsets = np.frombuffer(mapping, "<i8", sequences, HEADER.size + 4 * sequences)
         self._bounds = np.frombuffer(mapping, "<i8", bounds, HEADER.size + 12 * sequences)

@@ -34,7 +34,8 @@ class Hasher:
 
     def __init__(self, vocab: int, size: int) -> None:
         self._random = np.random.default_rng(0).integers(0, 2**64, size=vocab, dtype=np.uint64)
-        self.powers, self.inverses = _powers(BASE, size + 1), _powers(_INVERSE, size + 1)
+        one, bases = np.ones(1, np.uint64), (BASE, _INVERSE)
+        self.powers, self.inverses = (np.cumprod(np.append(one, np.full(size, base))) for base in bases)
 
     def sums(self, tokens: np.ndarray) -> np.ndarray:  # (n,) -> (n + 1,) uint64
         out = np.zeros(len(tokens) + 1, np.uint64)
@@ -100,12 +101,6 @@ def mixed(hashes: np.ndarray, lengths: np.ndarray) -> np.ndarray:  # uint64, int
     x = hashes ^ (lengths.astype(np.uint64) * BASE)
     x = (x ^ (x >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
     return x ^ (x >> np.uint64(32))
-
-
-def _powers(base: np.uint64, count: int) -> np.ndarray:
-    out = np.full(count, base, np.uint64)
-    out[0] = 1
-    return np.cumprod(out)
 
 
 class Loops:

@@ -20,7 +20,6 @@ JSONL = (".jsonl", ".ndjson")
 PACKED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 REMEDY = "copy it again, or exclude it"
 NAMING = "name files, directories or patterns such as 'data/*.jsonl'"
-FORMATS = ("auto", "text", "jsonl", "parquet")
 CHUNK_BYTES = 4 * 2**20  # tenths of a second of work, and some 100 MB of memory for its words
 MAX_FILES = 256  # of a chunk, at most
 READ_BYTES = 2**16  # compressed bytes that are read at a time: a gzip block grows by up to a thousand times

@@ -139,7 +139,10 @@ def prepare(
         total = sum(input.size for input in inputs)
         if restart:
             clear(directory)
-        progress_file = ProgressFile(directory, _task(inputs, tokenizer, separator, settings))
+        digest = hashlib.sha256(repr(inputs).encode("utf-8", "surrogateescape")).hexdigest()
+        what = f"{len(inputs)} files of {total} bytes, {digest[:16]}"
+        task = dict(recipe=RECIPE, inputs=what, tokenizer=str(tokenizer), separator=separator) | asdict(settings)
+        progress_file = ProgressFile(directory, task)
         state = progress_file.read()
         if state is None:
             clear(directory)
@@ -191,16 +194,6 @@ def _grown(
                 synced = time.monotonic()
             yield
     progress_file.save(output.sync())
-
-
-def _task(
-    inputs: Sequence[Input], tokenizer: str | Path | int, separator: str | None, settings: Settings
-) -> dict[str, Any]:
-    """All that decides about the result."""
-    digest = hashlib.sha256(repr(list(inputs)).encode("utf-8", "surrogateescape")).hexdigest()
-    size = sum(input.size for input in inputs)
-    what = f"{len(inputs)} files of {size} bytes, {digest[:16]}"
-    return dict(recipe=RECIPE, inputs=what, tokenizer=str(tokenizer), separator=separator) | asdict(settings)
 
 
 @contextmanager
