@@ -19,8 +19,6 @@ from fasttrain.data.stream import TokenStream
 
 RAW = ("train.bin", "val.bin")
 HEADER = 256 * 4  # bytes
-
-
 # by magic number: version, type of tokens, vocabulary
 HEADERS = {20240520: (1, "uint16", GPT2), 20240801: (7, "uint32", LLAMA3)}
 QUESTIONS = 20240522  # llm.c's multiple-choice evaluations
