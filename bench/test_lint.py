@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bench.figures import rate, seconds
-from fasttrain.data import TokenStream, open_dataset
+from fasttrain.data import ExternalDataset, TokenStream, open_dataset
 from fasttrain.data.lint import lint
 
 TOKENS_PER_SECOND = 20e6
@@ -20,7 +20,7 @@ TIMES, CHANGED = 16, 0.05
 VOCABS = (4096, 50257, 128256)
 
 
-class Many:
+class Many(ExternalDataset):
     """A dataset of `vocab`, without tokenizer: what decoding costs depends on the number of samples, not of tokens."""
 
     splits = ["train"]  # noqa: RUF012

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fasttrain.data.order import Mixture, MixturePart, places_of, samples_at, samples_of_several
+from fasttrain.data.order import Mixture, MixturePart, place_of, samples_at
 from fasttrain.data.stream import TokenStream
 
 IGNORED = -100  # a target without a loss: the ignore_index of linear_cross_entropy and of PyTorch
@@ -131,8 +131,11 @@ class Batches:
         self._separator = self.components[0].stream.separator  # components have the same tokenizer
         self._dtype = np.result_type(*(component.stream.dtype for component in self.components))
         self._seeds = [seed_of(seed, component.name) for component in self.components]
-        sizes = zip(self.components, self.sizes, strict=True)
-        parts = [_part(component, size, used=cursor.used.get(component.name, 0)) for component, size in sizes]
+        parts = []
+        for component, size in zip(self.components, self.sizes, strict=True):
+            weight, epochs = Fraction(str(component.weight)), Fraction(str(component.epochs))  # 0.3 is 3/10
+            used = cursor.used.get(component.name, 0)
+            parts.append(MixturePart(weight, limit=int(epochs * size) if epochs else None, used=used))
         self._mixture = Mixture(parts, seed=seed)
         self._sequence, self._document_mask, self._cursor = sequence, document_mask, cursor
         self._sequences, self._share, self._dp_rank = sequences, sequences // dp_size, dp_rank
@@ -146,7 +149,10 @@ class Batches:
         if self._document_mask:
             last, flat = boundaries - 1, targets.reshape(-1)
             flat[last[flat[last] != self._separator]] = IGNORED  # nothing could predict them
-            positions, cu_seqlens = map(torch.from_numpy, _documents(len(targets), self._sequence, boundaries))
+            begins = np.concatenate([np.arange(0, targets.size + 1, self._sequence), boundaries])
+            edges = np.unique(begins).astype(np.int32)
+            within = np.arange(targets.size, dtype=np.int32) - np.repeat(edges[:-1], np.diff(edges))
+            positions, cu_seqlens = torch.from_numpy(within.reshape(targets.shape)), torch.from_numpy(edges)
         return Batch(
             components=rows.components, samples=rows.samples, tokens=torch.from_numpy(tokens),
             targets=torch.from_numpy(targets), positions=positions, cu_seqlens=cu_seqlens,
@@ -165,10 +171,7 @@ class Batches:
         steps = range(step, stop if self.end is None else max(min(stop, self.end), step + 1))
         firsts = (self._first_sample(step) + self._dp_rank * self._share for step in steps)
         components, numbers = map(np.concatenate, zip(*(self._mixture.at(n, self._share) for n in firsts), strict=True))
-        if len(self.components) == 1:
-            samples = samples_at(numbers, size=self.sizes[0], seed=self._seeds[0])
-        else:
-            samples = samples_of_several(components, numbers, sizes=self.sizes, seeds=self._seeds)
+        samples = samples_at(components, numbers, sizes=self.sizes, seeds=self._seeds)
         split = zip(np.split(components, len(steps)), np.split(samples, len(steps)), strict=True)
         return dict(zip(steps, (Rows(*rows) for rows in split), strict=True))
 
@@ -177,7 +180,7 @@ class Batches:
         size, seed = self.sizes[component], self._seeds[component]
         end = self._first_sample(stop)
         for epoch in range(-(-self._mixture.used_at(end)[component] // size)):
-            place = int(places_of(np.array([sample]), size=size, seed=seed, epoch=epoch)[0])
+            place = place_of(sample, size=size, seed=seed, epoch=epoch)
             found = self._mixture.sample_of(component, epoch * size + place, end)
             if found is not None:
                 step = self._step_at(found)
@@ -200,18 +203,14 @@ class Batches:
         length = self._mixture.length
         return None if length is None else self._step_at(length - self._sequences) + 1
 
-    def dropouts(self) -> dict[str, int]:
-        """The steps in which components reach their limits."""
-        stops = zip(self.components, self._mixture.stops, strict=True)
-        return {component.name: self._step_at(stop) for component, stop in stops if stop is not None}
-
     def summary(self, steps: int) -> list[str]:
         """A line for each component of a mixture: what a run of so many steps sees of it."""
-        used, epochs, dropouts, T = self.used_at(steps), self.epochs_at(steps), self.dropouts(), self._sequence
+        used, epochs, T = self.used_at(steps), self.epochs_at(steps), self._sequence
+        last = [steps if stop is None else self._step_at(stop) for stop in self._mixture.stops]  # steps that see them
         return [
             f"{name}: {used[name] / sum(used.values()):.1%} of the run, {used[name] * T:,} tokens, {epochs[name]:.3g} "
-            f"epochs of {size * T:,}{f', all by step {dropouts[name]}' if dropouts.get(name, steps) < steps else ''}"
-            for name, size in zip(used, self.sizes, strict=True)
+            f"epochs of {size * T:,}{f', all by step {step}' if step < steps else ''}"
+            for name, size, step in zip(used, self.sizes, last, strict=True)
             if name
         ]
 
@@ -265,18 +264,6 @@ def _samples_of(component: MixtureComponent, sequence: int) -> int:
             f"{component.name and f' in {component.name}'}; shorten data.sequence, or prepare more data"
         )
     return (tokens - 1) // sequence
-
-
-def _part(component: MixtureComponent, size: int, *, used: int) -> MixturePart:
-    weight, epochs = Fraction(str(component.weight)), Fraction(str(component.epochs))  # 0.3 is 3/10
-    return MixturePart(weight, limit=int(epochs * size) if epochs else None, used=used)
-
-
-def _documents(B: int, T: int, boundaries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # -> (B, T), (N + 1,)
-    """Positions and cu_seqlens."""
-    cu_seqlens = np.unique(np.concatenate([np.arange(0, B * T + 1, T), boundaries])).astype(np.int32)
-    positions = np.arange(B * T, dtype=np.int32) - np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
-    return positions.reshape(B, T), cu_seqlens
 
 
 class Prefetcher(AbstractContextManager["Prefetcher[Item]"], Generic[Item]):

@@ -112,7 +112,8 @@ class Manifest:
             if (version := found.pop("version", None)) != VERSION:
                 remedy = "prepare the dataset again, or use the fasttrain that wrote it"
                 raise corrupt(path, f"has version {version}, this fasttrain reads version {VERSION}", remedy)
-            manifest = _parsed(found)
+            splits = {name: Split(**split | _files(split)) for name, split in found["splits"].items()}
+            manifest = cls(**found | _files(found) | dict(splits=splits))
         except (TypeError, KeyError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
             raise corrupt(path, f"is corrupt ({error})") from None
         manifest._check(directory)
@@ -139,17 +140,11 @@ class Manifest:
                 raise corrupt(directory / NAME, f"{contradicts} {tokens}, {documents}")
 
 
-def _parsed(found: dict[str, Any]) -> Manifest:
-    splits = {
-        name: Split(**split | _files(split) | dict(shards=tuple(FileChecksum(**shard) for shard in split["shards"])))
-        for name, split in found["splits"].items()
-    }
-    return Manifest(**found | _files(found) | dict(splits=splits))
-
-
-def _files(found: dict[str, Any]) -> dict[str, FileChecksum]:
-    names = ("tokenizer", "sources", "report", "index")
-    return {name: FileChecksum(**found[name]) for name in names if name in found}
+def _files(found: dict[str, Any]) -> dict[str, Any]:
+    """The entries of a manifest, or of a split, that are files."""
+    one = {name: FileChecksum(**found[name]) for name in ("tokenizer", "sources", "report", "index") if name in found}
+    several = {"shards": tuple(FileChecksum(**shard) for shard in found["shards"])} if "shards" in found else {}
+    return one | several
 
 
 def _stated(value: Any) -> Any:

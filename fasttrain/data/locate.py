@@ -72,9 +72,7 @@ def locate(run: Path, step: int) -> Iterator[Excerpt]:
         dataset = data.datasets[name]
         dp_rank, row = divmod(number, segment.sequences // segment.dp_size)
         for start, stop, document in _documents(stream, int(sample) * T, T):
-            source = None
-            if isinstance(dataset, Dataset) and document is not None:
-                source = dataset.source(SPLIT, document)
+            source = None if document is None else dataset.source(SPLIT, document)
             yield Excerpt(
                 step=step, dp_rank=dp_rank, row=row, component=name, sample=int(sample), start=start, stop=stop,
                 document=document, source=source, bytes=_bytes(stream, start, stop, document, lengths[name]),

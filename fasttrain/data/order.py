@@ -28,66 +28,48 @@ from typing import NamedTuple
 
 import numpy as np
 
-_Sides = np.uint64 | np.ndarray  # one dataset's, or those of each row
-
 ROUNDS = 8  # 4 would do for 10,000 samples; 6 leave short epochs uneven (tests/fasttrain/data/test_order.py)
 
 
-def samples_at(numbers: np.ndarray, *, size: int, seed: int) -> np.ndarray:  # (n,) ascending -> (n,) int64 below size
-    """The samples of a run over a dataset of `size` samples that have these numbers."""
-    epochs, places = np.divmod(numbers, size)
-    out = np.empty(len(numbers), np.int64)
-    for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):  # a step may lie in several
-        here = epochs == epoch
-        out[here] = permuted(places[here], size=size, seed=seed, epoch=epoch)
-    return out
-
-
-def samples_of_several(
-    datasets: np.ndarray,  # (n,) numbers of datasets
-    numbers: np.ndarray,  # (n,) of samples in their runs
+def samples_at(
+    datasets: np.ndarray,  # (n,) int64
+    numbers: np.ndarray,  # (n,) int64: of samples in the run of their dataset
     *,
-    sizes: Sequence[int],
+    sizes: Sequence[int],  # of each dataset
     seeds: Sequence[int],
-) -> np.ndarray:  # -> (n,) int64
-    """`samples_at` of several datasets, all at once: on a few samples, a call of NumPy costs more than its work."""
-    size, a, b = np.array([(size, *_sides(size)) for size in sizes], np.uint64).T[:, datasets]
-    epochs, places = np.divmod(numbers.astype(np.uint64), size)
-    orders, of_row = np.unique(epochs * len(sizes) + datasets.astype(np.uint64), return_inverse=True)
+) -> np.ndarray:  # -> (n,) int64 below the sizes
+    """The samples that have these numbers. All at once: on a few samples, a call of NumPy costs more than its work."""
+    epochs, places = np.divmod(numbers, np.array(sizes)[datasets])
+    orders, of_row = np.unique(epochs * len(sizes) + datasets, return_inverse=True)
     found = (divmod(order, len(sizes)) for order in orders.tolist())
-    keys = np.stack([keys_of(seeds[dataset], epoch) for epoch, dataset in found], axis=1)[:, of_row]
-    return _below(size, _network(places, a, b, keys), lambda out, rows: _network(out, a[rows], b[rows], keys[:, rows]))
+    ciphers = np.hstack([cipher(sizes[dataset], seeds[dataset], epoch) for epoch, dataset in found])
+    return walked(network, places, ciphers if len(orders) == 1 else ciphers[:, of_row])
 
 
-def permuted(places: np.ndarray, *, size: int, seed: int, epoch: int) -> np.ndarray:  # (n,) int64 -> (n,) int64
-    """The samples at `places` of an epoch."""
-    (a, b), keys = _sides(size), keys_of(seed, epoch)
-    return _below(size, _network(places.astype(np.uint64), a, b, keys), lambda out, _: _network(out, a, b, keys))
+def place_of(sample: int, *, size: int, seed: int, epoch: int) -> int:
+    """The place of an epoch at which a sample comes."""
+    return int(walked(network_back, np.array([sample]), cipher(size, seed, epoch))[0])
 
 
-def places_of(samples: np.ndarray, *, size: int, seed: int, epoch: int) -> np.ndarray:  # (n,) int64 -> (n,) int64
-    """The places of an epoch at which samples come: the inverse of `permuted`."""
-    (a, b), keys = _sides(size), keys_of(seed, epoch)
-    places = _network_back(samples.astype(np.uint64), a, b, keys)
-    return _below(size, places, lambda out, _: _network_back(out, a, b, keys))
-
-
-def _sides(size: int) -> tuple[np.uint64, np.uint64]:
-    """a and b."""
+def cipher(size: int, seed: int, epoch: int) -> np.ndarray:  # -> (3 + ROUNDS, 1) uint64
+    """The parameters of an epoch's permutation: size, a, b and the keys."""
     a = math.isqrt(size - 1) + 1
-    return np.uint64(a), np.uint64(-(-size // a))
+    return np.array([size, a, -(-size // a), *keys_of(seed, epoch)], np.uint64)[:, None]
 
 
-def _below(
-    size: int | np.ndarray, out: np.ndarray, again: Callable[[np.ndarray, np.ndarray], np.ndarray]
-) -> np.ndarray:
-    """Send what is not below size through again, until it is."""
-    while (outside := out >= size).any():
-        out[outside] = again(out[outside], outside)
+Network = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def walked(network: Network, places: np.ndarray, ciphers: np.ndarray) -> np.ndarray:  # ciphers: each row's, or one
+    """Send places through the network, and again as long as they are not below the size."""
+    out = network(places.astype(np.uint64), ciphers)
+    while (outside := out >= ciphers[0]).any():
+        out[outside] = network(out[outside], ciphers if ciphers.shape[1] == 1 else ciphers[:, outside])
     return out.astype(np.int64)
 
 
-def _network(places: np.ndarray, a: _Sides, b: _Sides, keys: np.ndarray) -> np.ndarray:
+def network(places: np.ndarray, ciphers: np.ndarray) -> np.ndarray:
+    _, a, b, *keys = ciphers
     left, right = np.divmod(places, b)
     for number in range(0, ROUNDS, 2):
         left = (left + hashed(right, keys[number])) % a
@@ -95,7 +77,8 @@ def _network(places: np.ndarray, a: _Sides, b: _Sides, keys: np.ndarray) -> np.n
     return left * b + right
 
 
-def _network_back(places: np.ndarray, a: _Sides, b: _Sides, keys: np.ndarray) -> np.ndarray:
+def network_back(places: np.ndarray, ciphers: np.ndarray) -> np.ndarray:
+    _, a, b, *keys = ciphers
     left, right = np.divmod(places, b)
     for number in range(ROUNDS - 2, -1, -2):
         right = (right + b - hashed(left, keys[number + 1]) % b) % b

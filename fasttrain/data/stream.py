@@ -5,6 +5,7 @@ B windows, T + 1 tokens of a window.
 
 from __future__ import annotations
 
+import functools
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,16 +36,15 @@ class TokenStream:
         index: Path | DocumentEnds | None,  # where each document ends; a file: raw little-endian int64
         *,
         dtype: np.dtype,
-        separator: int | None,
+        separator: int | None = None,
         header: int = 0,  # bytes before the tokens of a shard
     ) -> None:
-        self.dtype = dtype.newbyteorder("<")
+        self.dtype = dtype = dtype.newbyteorder("<")
         self.separator = separator
-        self._paths = list(shards)
-        self._header = header
-        self._shards: list[_Mapped | None] = [None] * len(shards)  # mapped when first read
+        self.lengths = list(lengths)
+        self._shard = functools.cache(lambda number: MappedFile(shards[number], dtype, header=header))
         self._ends = np.cumsum(lengths, dtype=np.int64)
-        self.document_ends: Any = _Mapped(index, np.dtype("<i8")).array if isinstance(index, Path) else index
+        self.document_ends: Any = MappedFile(index, np.dtype("<i8")).array if isinstance(index, Path) else index
         last = len(self) if self.document_ends is None else int(self.document_ends[-1])
         if last != len(self):
             raise ValueError(
@@ -88,29 +88,15 @@ class TokenStream:
         rows = np.repeat(np.arange(len(starts)), counts)
         within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         offsets = self.document_ends[first[rows] + within] - starts[rows]
-        if self.separator is None:
+        if self.separator is None or not (elsewhere := windows[rows, offsets] != self.separator).any():
             return rows, offsets
-        return self._moved_to_separators(rows, offsets, windows)
-
-    def _moved_to_separators(
-        self, rows: np.ndarray, offsets: np.ndarray, windows: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Some programs end documents with the separator: it then begins the next one, which is the same stream."""
-        elsewhere = windows[rows, offsets] != self.separator
-        if not elsewhere.any():
-            return rows, offsets
+        # Some programs end documents with the separator: it then begins the next one, which is the same stream.
         offsets = offsets - (elsewhere & (windows[rows, offsets - 1] == self.separator))
         inside = offsets > 0
         return rows[inside], offsets[inside]
 
-    def _shard(self, number: int) -> _Mapped:
-        shard = self._shards[number]
-        if shard is None:
-            shard = self._shards[number] = _Mapped(self._paths[number], self.dtype, header=self._header)
-        return shard
 
-
-class _Mapped:
+class MappedFile:
     """A file as an array, of which single pages are read."""
 
     def __init__(self, path: Path, dtype: np.dtype, *, header: int = 0) -> None:

@@ -24,7 +24,7 @@ from fasttrain.checkpoint import Checkpoint
 from fasttrain.checkpoint.state import TensorReader, check_finite, load, saved_tensors
 from fasttrain.config import Config, ModelConfig
 from fasttrain.config_toml import from_toml
-from fasttrain.data import AnyDataset, TrainingData
+from fasttrain.data import TrainingData
 from fasttrain.data.dataset import read_tokenizer
 from fasttrain.data.formats.dataset import SEPARATORS
 from fasttrain.data.segments import segment_at
@@ -58,14 +58,8 @@ class Weights:
         self.shapes = {
             theirs: (n, *saved[ours][1:]) for ours, rows in self.packed.items() for theirs, n in rows.items()
         }
-
-    @property
-    def parameters(self) -> int:
-        return sum(map(math.prod, self.shapes.values()))
-
-    @property
-    def bytes(self) -> int:
-        return self.parameters * self.dtype.itemsize
+        self.parameters = sum(map(math.prod, self.shapes.values()))
+        self.bytes = self.parameters * dtype.itemsize
 
     def files(self, most: int) -> dict[str, list[str]]:
         """Names of files, at most so many bytes each unless one tensor has more, and the tensors in them."""
@@ -150,7 +144,10 @@ def describe(checkpoint: Checkpoint, tokenizer: str | None = None) -> ExportSour
             f"export: the tokenizer is with the data of the run: {trouble}. Or name it: --tokenizer tokenizer.json, or "
             f"--tokenizer {NO_TOKENIZER} to export without one"
         )
-    path = _tokenizer_path(data, tokenizer)
+    path = None if tokenizer in (None, NO_TOKENIZER) else Path(tokenizer)
+    if data is not None and tokenizer is None:
+        data.tokenizer()  # compares it with its checksum
+        path = next((dataset.tokenizer_path for dataset in data.datasets.values() if dataset.tokenizer_path), None)
     separator, text = _separator(path, data, vocab)
     starts = [event for event in read_events(run) if event["kind"] in STARTS]
     return ExportSource(
@@ -169,15 +166,6 @@ def _data(run: Path, step: int) -> tuple[TrainingData | None, str]:
         return segment_at(run, max(step - 1, 0)).open(), ""
     except (ValueError, OSError) as error:
         return None, str(error)
-
-
-def _tokenizer_path(data: TrainingData | None, named: str | None) -> Path | None:
-    if named is not None:
-        return None if named == NO_TOKENIZER else Path(named)
-    assert data is not None
-    data.tokenizer()  # compares it with its checksum
-    datasets: list[AnyDataset] = list(data.datasets.values())
-    return next((dataset.tokenizer_path for dataset in datasets if dataset.tokenizer_path), None)
 
 
 def _separator(path: Path | None, data: TrainingData | None, vocab: int) -> tuple[int | None, str | None]:
@@ -209,7 +197,8 @@ def export(
     on_progress: Callable[[int], None] = lambda _: None,  # bytes of weights written
 ) -> None:
     """Write a Hugging Face checkpoint. The caller has verified the source; nothing shows at `out` before the end."""
-    found = Weights(source.checkpoint, source.settings.model, DTYPES[dtype])
+    model = source.settings.model
+    found = Weights(source.checkpoint, model, DTYPES[dtype])
     if (free := free_bytes(out.absolute())) < found.bytes + _OTHER_BYTES:
         raise ValueError(
             f"export: {disk_size(found.bytes)} of weights do not fit in the {disk_size(free)} that are free at {out}; "
@@ -219,33 +208,19 @@ def export(
         found.write(directory, shard, on_progress)
         if source.tokenizer is not None:
             shutil.copyfile(source.tokenizer, directory / "tokenizer.json")
-            _dump(directory / "tokenizer_config.json", _tokenizer_config(source))
+            special = ("bos_token", "eos_token") if source.separator_text is not None else ()
+            about = dict(tokenizer_class="PreTrainedTokenizerFast", clean_up_tokenization_spaces=False)
+            about |= dict(model_max_length=source.settings.data.sequence)
+            _dump(directory / "tokenizer_config.json", about | dict.fromkeys(special, source.separator_text))
         # Documents begin with the separator, which ends the one before.
         ends = ("bos_token_id", "eos_token_id", "pad_token_id") if source.separator is not None else ()
         _dump(directory / "generation_config.json", dict.fromkeys(ends, source.separator))
         (directory / "README.md").write_text(card(source, found, out.resolve().name), "utf-8")
-        _dump(directory / "config.json", _config(source, found))
-
-
-def _config(source: ExportSource, found: Weights) -> dict[str, Any]:
-    settings = source.settings
-    return {
-        **huggingface_config(settings.model, vocab=source.vocab, sequence=settings.data.sequence),
-        "rope_theta": settings.model.rope_theta,  # for programs that do not know rope_parameters yet
-        "dtype": str(found.dtype).removeprefix("torch."),
-        "bos_token_id": source.separator,  # null: Llama's defaults are others
-        "eos_token_id": source.separator,
-    }
-
-
-def _tokenizer_config(source: ExportSource) -> dict[str, Any]:
-    special = ("bos_token", "eos_token") if source.separator_text is not None else ()
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": source.settings.data.sequence,
-        **dict.fromkeys(special, source.separator_text),
-    }
+        content = huggingface_config(model, vocab=source.vocab, sequence=source.settings.data.sequence)
+        content["rope_theta"] = model.rope_theta  # for programs that do not know rope_parameters yet
+        content["dtype"] = str(found.dtype).removeprefix("torch.")
+        content |= dict.fromkeys(("bos_token_id", "eos_token_id"), source.separator)  # null: Llama's are others
+        _dump(directory / "config.json", content)
 
 
 def _dump(path: Path, content: dict[str, Any]) -> None:
@@ -255,8 +230,6 @@ def _dump(path: Path, content: dict[str, Any]) -> None:
 def card(source: ExportSource, weights: Weights, name: str) -> str:
     """The model card, as the Hugging Face hub reads it."""
     family = "qwen3" if source.settings.model.qk_norm else "llama"
-    header = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
-    header += ["tags:", "- fasttrain", f"- {family}", "---"]
     rows = [f"| {what} | {value} |" for what, value in _rows(source, weights)]
     stated = {section: vars(getattr(source.settings, section)) for section in SECTIONS}
     settings = tomli_w.dumps(
@@ -264,7 +237,8 @@ def card(source: ExportSource, weights: Weights, name: str) -> str:
     )
     return "\n".join(
         [
-            *header, "", f"# {name}", "",
+            "---", "library_name: transformers", "pipeline_tag: text-generation",
+            "tags:", "- fasttrain", f"- {family}", "---", "", f"# {name}", "",
             f"A {family.capitalize()} model of {weights.parameters:,} parameters, trained with fasttrain.", "",
             *_usage(source, name), "",
             "| | |", "|---|---|", *rows, "",
@@ -299,11 +273,9 @@ def _rows(source: ExportSource, weights: Weights) -> Iterator[tuple[str, Any]]:
         yield "started from", settings.from_hf.name
     for name, digest in checkpoint.metadata["datasets"].items():
         about = ""
-        if source.data is not None:
+        if source.data is not None:  # its whole path is nobody else's business
             dataset = source.data.datasets[name]
-            about = (
-                f"{dataset.path.name}, {len(dataset.split('train')):,} tokens, "  # the path is nobody else's business
-            )
+            about = f"{dataset.path.name}, {len(dataset.split('train')):,} tokens, "
         yield f"data {name}".rstrip(), f"{about}sha256 {digest}"
     for line in source.validations:
         figures = {"loss": 4, "perplexity": 2, "bits_per_byte": 4, "accuracy": 4}

@@ -89,9 +89,11 @@ class _Tensors(ExitStack):
             shapes = {HEAD: shapes[EMBEDDING], **shapes}
         missing = [name for name in shapes if name not in self.files]
         unexpected = [name for name in self.files if name not in shapes and not name.endswith(_DERIVED)]
-        if faults := [
-            f"{what} {_few(names)}" for what, names in (("lacks", missing), ("also has", unexpected)) if names
-        ]:
+        faults = []
+        for what, names in (("lacks", missing), ("also has", unexpected)):
+            more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+            faults += [f"{what} {', '.join(names[:_MAX_NAMES])}{more}"] if names else []
+        if faults:
             raise ValueError(
                 f"from_hf: {self._directory} {' and '.join(faults)}: not the tensors of the model in its config.json"
             )
@@ -180,7 +182,3 @@ def tokenizer_warning(directory: Path, data: TrainingData) -> str:
     if differing:
         return f"the tokenizers of the data and of {directory} split text in different ways ({', '.join(differing)})"
     return ""
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:_MAX_NAMES]) + (f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else "")

@@ -14,12 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fasttrain.data.dataset import corrupt
-from fasttrain.data.formats.dataset import GPT2, LLAMA3, REWRITE, FoundFiles, TokenFiles
+from fasttrain.data.formats.dataset import GPT2, LLAMA3, REWRITE, FoundFiles
+from fasttrain.data.stream import TokenStream
 
 RAW = ("train.bin", "val.bin")
 HEADER = 256 * 4  # bytes
-
-
 # by magic number: version, type of tokens, vocabulary
 HEADERS = {20240520: (1, "uint16", GPT2), 20240801: (7, "uint32", LLAMA3)}
 QUESTIONS = 20240522  # llm.c's multiple-choice evaluations
@@ -61,16 +60,17 @@ def find(path: Path) -> FoundFiles | None:
     first = shards["train"][0]
     for shard in (shard for files in shards.values() for shard in files):
         if shard.magic != first.magic:
-            both = f"({_called(shard)}) and {first.path} ({_called(first)}) do not belong together"
+            one, other = (f"format {x.magic}" if x.magic else "no header" for x in (shard, first))
+            both = f"({one}) and {first.path} ({other}) do not belong together"
             raise corrupt(shard.path, both, "keep them in directories of their own")
     kind, dtype, header, known = "raw tokens of nanoGPT", "uint16", 0, None
     if first.magic is not None:
         kind, header, (_, dtype, known) = "shards of llm.c", HEADER, HEADERS[first.magic]
-    found = {
-        name: TokenFiles(paths=splits[name], lengths=[file.tokens for file in files], dtype=dtype, header=header)
+    streams = {
+        name: TokenStream(splits[name], [file.tokens for file in files], None, dtype=np.dtype(dtype), header=header)
         for name, files in shards.items()
     }
-    return FoundFiles(kind=kind, splits=found, known=known)
+    return FoundFiles(kind, streams, known)
 
 
 def _of_directory(path: Path) -> dict[str, list[Path]]:
@@ -132,7 +132,3 @@ def _with_header(path: Path, size: int, head: bytes) -> _Shard:
         wanted = f"instead of {expected}, for {tokens} tokens of {dtype}"
         raise corrupt(path, f"has {size} bytes {wanted}: {state}", REWRITE)
     return _Shard(path, magic, tokens)
-
-
-def _called(shard: _Shard) -> str:
-    return "no header" if shard.magic is None else f"format {shard.magic}"

@@ -7,14 +7,13 @@ for the content in the digest.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fasttrain.data.dataset import corrupt, read_tokenizer
-from fasttrain.data.stream import DocumentEnds, TokenStream
+from fasttrain.data.dataset import DocumentSource, corrupt, read_tokenizer
+from fasttrain.data.stream import TokenStream
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -50,28 +49,11 @@ class Described(NamedTuple):
         return self != Described()
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenFiles:
-    """The files of a split, in a row."""
-
-    paths: list[Path]
-    lengths: list[int]  # tokens of each
-    dtype: str
-    header: int = 0  # bytes before the tokens of a file
-    ends: DocumentEnds | None = None
-
-    def stream(self, separator: int | None) -> TokenStream:
-        return TokenStream(
-            self.paths, self.lengths, self.ends, dtype=np.dtype(self.dtype), separator=separator, header=self.header
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FoundFiles:
+class FoundFiles(NamedTuple):
     """Files, and what they say of themselves."""
 
     kind: str
-    splits: dict[str, TokenFiles]
+    splits: dict[str, TokenStream]  # without a separator
     known: KnownVocab | None = None
 
 
@@ -80,18 +62,19 @@ class ExternalDataset:
 
     def __init__(self, path: Path, found: FoundFiles, described: Described) -> None:
         self.path, self.kind = path, found.kind
-        self._files, self._described = found.splits, described
+        self._streams, self._described = found.splits, described
         self.splits = list(found.splits)
         self.tokenizer_path = described.tokenizer
-        streams = {name: files.stream(None) for name, files in found.splits.items()}
-        samples = {name: _spread(stream, SAMPLE_TOKENS, whole=WHOLE_TOKENS) for name, stream in streams.items()}
+        samples = {name: _spread(stream, SAMPLE_TOKENS, whole=WHOLE_TOKENS) for name, stream in found.splits.items()}
         self.vocab, self.separator = self._known(found, samples)
+        for stream in found.splits.values():
+            stream.separator = self.separator
         for name, sample in samples.items():
             low, high = sample.min(), sample.max()
             if low < 0 or high >= self.vocab:
                 trouble = f"has tokens from {low} to {high} in {name}, outside the vocabulary of {self.vocab}"
                 raise corrupt(path, trouble, "set data.vocab or data.tokenizer to what made them")
-        content = [(name, tokens.dtype, tokens.lengths) for name, tokens in found.splits.items()]
+        content = [(name, stream.dtype.name, stream.lengths) for name, stream in found.splits.items()]
         hashed = hashlib.sha256(repr((self.vocab, self.separator, content)).encode())
         for sample in samples.values():
             hashed.update(sample.tobytes())
@@ -106,9 +89,9 @@ class ExternalDataset:
 
     def split(self, name: str) -> TokenStream:
         """ "train" or "validation"."""
-        if name not in self._files:
+        if name not in self._streams:
             raise ValueError(f"dataset: {self.path} has no split {name!r}, only {', '.join(self.splits)}")
-        return self._files[name].stream(self.separator)
+        return self._streams[name]
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of data.tokenizer, read each time."""
@@ -121,6 +104,10 @@ class ExternalDataset:
             return None
         tokens = _spread(stream, DECODED_TOKENS, whole=DECODED_TOKENS)
         return sum(len(text.encode()) for text in tokenizer.decode_batch(tokens.tolist())) / tokens.size
+
+    def source(self, name: str, document: int) -> DocumentSource | None:
+        """Where a document came from: the files do not say."""
+        return None
 
     def notes(self) -> list[str]:
         """Assumptions about the data, for people."""
@@ -137,7 +124,9 @@ class ExternalDataset:
             ids = (tokenizer.token_to_id(name) for name in SEPARATORS)
             known = KnownVocab(tokenizer.get_vocab_size(), next((id for id in ids if id is not None), None))
         else:
-            known = found.known or (GPT2 if _is_gpt2(samples) else KnownVocab(vocab or self._counted(samples), None))
+            every = samples.values()
+            fits = all(some.max() < GPT2.vocab for some in every) and any(GPT2.separator in some for some in every)
+            known = found.known or (GPT2 if fits else KnownVocab(vocab or self._counted(samples), None))
         vocab = vocab or known.vocab
         if separator is None:
             fits = known.separator is not None and known.separator < vocab
@@ -152,7 +141,7 @@ class ExternalDataset:
     def _counted(self, samples: dict[str, np.ndarray]) -> int:
         """The smallest vocabulary that all tokens are in, where all of them were read."""
         largest = max(int(sample.max()) for sample in samples.values())
-        if all(sample.size == sum(self._files[name].lengths) for name, sample in samples.items()):
+        if all(sample.size == len(self._streams[name]) for name, sample in samples.items()):
             return largest + 1
         pickle = self.path / "meta.pkl"
         hint = f" ({pickle.name} has it as vocab_size, but a pickle can run any program, and is not read here)"
@@ -168,8 +157,3 @@ def _spread(stream: TokenStream, tokens: int, *, whole: int) -> np.ndarray:  # -
         return stream.windows(np.zeros(1, np.int64), len(stream))
     length = tokens // SAMPLE_SPANS
     return stream.windows(np.linspace(0, len(stream) - length, SAMPLE_SPANS).astype(np.int64), length)
-
-
-def _is_gpt2(samples: dict[str, np.ndarray]) -> bool:
-    tokens = samples.values()
-    return all(some.max() < GPT2.vocab for some in tokens) and any((some == GPT2.separator).any() for some in tokens)

@@ -10,7 +10,6 @@ A header of 34 bytes leaves every number unaligned, and NumPy searches aligned a
 index. So the search is written out here, and reads some pages.
 """
 
-import mmap
 import struct
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,8 @@ import numpy as np
 
 from fasttrain.data.dataset import corrupt
 from fasttrain.data.formats.bins import split_of
-from fasttrain.data.formats.dataset import REWRITE, FoundFiles, TokenFiles
+from fasttrain.data.formats.dataset import REWRITE, FoundFiles
+from fasttrain.data.stream import MappedFile, TokenStream
 
 MAGIC, VERSION = b"MMIDIDX\0\0", 1
 HEADER = struct.Struct("<9sQBQQ")
@@ -28,17 +28,15 @@ TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 
 def find(path: Path) -> FoundFiles | None:
     """One dataset, by its prefix or either file, or a directory with one for each split."""
+    prefixes = {}
     if path.is_dir():
         prefixes = _of_directory(path)
     elif path.suffix == ".idx" or (path.suffix == ".bin" and path.with_suffix(".idx").exists()):
         prefixes = {"train": path.with_suffix("")}
-    elif path.exists() or not (_with(path, ".idx").exists() or _with(path, ".bin").exists()):
-        return None
-    else:
+    elif not path.exists() and (_with(path, ".idx").exists() or _with(path, ".bin").exists()):
         prefixes = {"train": path}
-    if not prefixes:
-        return None
-    return FoundFiles(kind="a dataset of Megatron", splits={name: _read(prefix) for name, prefix in prefixes.items()})
+    splits = {name: _read(prefix) for name, prefix in prefixes.items()}
+    return FoundFiles("a dataset of Megatron", splits) if splits else None
 
 
 def _of_directory(path: Path) -> dict[str, Path]:
@@ -55,7 +53,7 @@ def _of_directory(path: Path) -> dict[str, Path]:
     return prefixes
 
 
-def _read(prefix: Path) -> TokenFiles:
+def _read(prefix: Path) -> TokenStream:
     """The two files, if they are whole and belong together."""
     index, data = _with(prefix, ".idx"), _with(prefix, ".bin")
     for missing, other in ((index, data), (data, index)):
@@ -80,8 +78,9 @@ def _read(prefix: Path) -> TokenFiles:
         state = "truncated, or still being copied" if size < expected else "it holds more, as of several modes"
         wanted = f"instead of {expected}, for {sequences} sequences in {bounds - 1} documents"
         raise corrupt(index, f"has {size} bytes {wanted}: {state}", REWRITE)
-    ends = Ends(index, data, np.dtype(TYPES[code]).itemsize, sequences, bounds)
-    return TokenFiles(paths=[data], lengths=[ends.total], dtype=TYPES[code], ends=ends)
+    dtype = np.dtype(TYPES[code])
+    ends = Ends(index, data, dtype.itemsize, sequences, bounds)
+    return TokenStream([data], [ends.total], ends, dtype=dtype)
 
 
 class Ends:
@@ -89,9 +88,7 @@ class Ends:
 
     def __init__(self, index: Path, data: Path, width: int, sequences: int, bounds: int) -> None:
         self._width = width
-        with open(index, "rb") as file:
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        mapping.madvise(mmap.MADV_RANDOM)
+        mapping = MappedFile(index, np.dtype("u1")).array
         self._lengths = np.frombuffer(mapping, "<i4", sequences, HEADER.size)
         self._offsets = np.frombuffer(mapping, "<i8", sequences, HEADER.size + 4 * sequences)
         self._bounds = np.frombuffer(mapping, "<i8", bounds, HEADER.size + 12 * sequences)

@@ -13,11 +13,13 @@ from fasttrain.data.dataset import Dataset
 from fasttrain.data.lint.documents import EDGES, Lengths, Separators, check_index
 from fasttrain.data.lint.findings import LintFinding, LintReport, Profile, Severity
 from fasttrain.data.lint.repetition import SPAN_TOKENS, Duplicates, Hasher, Loops, leak
-from fasttrain.data.lint.split import BINS, Lintable, TokenChunk, TokenSource
+from fasttrain.data.lint.split import BINS, TokenChunk, TokenSource
 from fasttrain.data.lint.tokens import TokenUse, text_findings
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from fasttrain.data.datasets import AnyDataset
 
 CHUNK_TOKENS = 2**18  # read at a time: its arrays fit the cache of a core
 SAMPLES, SAMPLE = 64, 2**13  # of the quick part: half a million tokens, in as many reads as a disk does at once
@@ -26,7 +28,7 @@ VERIFIED_BYTES = 2**28  # whose checksums are compared before every run: a fract
 
 
 def lint(
-    dataset: Lintable,
+    dataset: AnyDataset,
     *,
     splits: Sequence[str] | None = None,
     quick: bool = False,
@@ -62,7 +64,7 @@ def lint(
     )  # fmt: skip
 
 
-def _tokenizer(dataset: Lintable) -> tuple[Tokenizer | None, list[LintFinding]]:
+def _tokenizer(dataset: AnyDataset) -> tuple[Tokenizer | None, list[LintFinding]]:
     def finding(severity: Severity, text: str) -> list[LintFinding]:
         return [LintFinding(check="tokenizer", split="", severity=severity, count=0, of=0, unit="files", text=text)]
 
@@ -100,9 +102,9 @@ class _Split:
         if self.duplicates is not None:
             self.duplicates.add(chunk)
 
-    def findings(self, dataset: Lintable) -> list[LintFinding]:
+    def findings(self, dataset: AnyDataset) -> list[LintFinding]:
         documents, tokens = QUICK_TEXTS if self._quick else TEXTS
-        stated = getattr(dataset, "bytes_per_token", lambda _: None)(self.source.split)
+        stated = dataset.bytes_per_token(self.source.split)
         return [
             *self.separators.findings(),
             *self.token_use.findings(),
@@ -130,7 +132,7 @@ class _Split:
         )  # fmt: skip
 
 
-def suspicions(datasets: Iterable[Lintable], settings: config.DataConfig) -> list[str]:
+def suspicions(datasets: Iterable[AnyDataset], settings: config.DataConfig) -> list[str]:
     """List what may be wrong, a line each. Errors raise, unless data.lint says that they are suspicions only."""
     if settings.lint == "off":
         return []

@@ -34,10 +34,8 @@ def check_index(source: TokenSource, *, quick: bool) -> list[LintFinding]:
     if not wrong:
         return [source.finding("index", "ok", 0, read, "documents", f"{len(ends):,} documents, one after the other")]
     source.ends = None
-    text = (
-        f"{wrong:,} documents end before they begin, or after the last token: the index is corrupt, and not used below"
-    )
-    text += "; copy the dataset again, or prepare it again"
+    trouble = f"{wrong:,} documents end before they begin, or after the last token"
+    text = f"{trouble}: the index is corrupt, and not used below; copy the dataset again, or prepare it again"
     return [source.finding("index", "error", wrong, read, "documents", text)]
 
 
@@ -84,22 +82,17 @@ class Separators:
         if self._source.separator is None:
             text = "the dataset names no separator, so nothing is checked"
             return [self._source.finding("separators", "ok", 0, 0, "separators", text)]
-        doubled = (
-            f"{self._doubled.count:,} of {found:,} separators follow another one, and the model trains on an empty "
-        )
-        doubled += f"document at each; write one separator between documents, and drop empty ones ({REMEDY})"
+        doubled = "follow another one, and the model trains on an empty document at each"
+        doubled += f"; write one separator between documents, and drop empty ones ({REMEDY})"
         findings = [self._rate(), self._graded("doubled separators", self._doubled, found, "separators", doubled)]
         if self._source.ends is None:
             return findings
-        inside = (
-            f"{self._inside.count:,} separators stand inside documents; encode text without special tokens ({REMEDY})"
-        )
-        empty = f"{self._empty.count:,} of {ended:,} documents hold no text; drop them ({REMEDY})"
+        inside = f"stand inside documents; encode text without special tokens ({REMEDY})"
         return [
             *findings,
             self._missing_finding(documents),
             self._graded("separators inside", self._inside, found, "separators", inside),
-            self._graded("empty documents", self._empty, ended, "documents", empty),
+            self._graded("empty documents", self._empty, ended, "documents", f"hold no text; drop them ({REMEDY})"),
         ]
 
     def _rate(self) -> LintFinding:
@@ -125,15 +118,13 @@ class Separators:
         missing, trailing = self._missing, self._trailing > documents / 2
         if trailing and missing.places[:1] == [0]:  # nothing is before the first document
             missing = HitCounter(missing.keep, missing.count - 1, missing.places[1:])
-        text = (
-            f"{missing.count:,} of {documents:,} documents do not begin with the separator {self._name}, and the model "
-        )
-        text += f"does not learn where those before them end; {REMEDY}"
-        otherwise = ", which end with it instead of beginning with it" if trailing else ""
-        return self._graded("missing separators", missing, documents, "documents", text, otherwise)
+        faulty = f"do not begin with the separator {self._name}"
+        faulty += f", and the model does not learn where those before them end; {REMEDY}"
+        good = ", which end with it instead of beginning with it" if trailing else ""
+        return self._graded("missing separators", missing, documents, "documents", faulty, good)
 
-    def _graded(self, check: str, seen: HitCounter, of: int, unit: str, text: str, otherwise: str = "") -> LintFinding:
-        text = text if seen.count else f"none among {of:,} {unit}{otherwise}"
+    def _graded(self, check: str, seen: HitCounter, of: int, unit: str, faulty: str, good: str = "") -> LintFinding:
+        text = f"{seen.count:,} of {of:,} {unit} {faulty}" if seen.count else f"none among {of:,} {unit}{good}"
         return self._source.graded(check, seen, of, unit, text, (0, SYSTEMATIC))
 
 

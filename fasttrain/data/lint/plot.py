@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = {"train": "#1f5fa8", "validation": "#d1741f"}
-OTHERS = ("#3a8f5c", "#7a4fa3", "#8a8a8a")
-PARTS = {"loops": "tokens in loops", "copies": "documents that are copies", "repeated text": "spans seen before"}
-RED = "#c0262d"
+RED, OTHER = "#c0262d", "#3a8f5c"
+PARTS = {  # of what is repeated: the label, and the colour
+    "loops": ("tokens in loops", RED),
+    "copies": ("documents that are copies", "#7a4fa3"),
+    "repeated text": ("spans seen before", COLOURS["train"]),
+}
 PER_PART = 8  # documents to a point of a line along the stream
 
 
@@ -31,12 +34,8 @@ def draw(report: LintReport, path: Path) -> None:
     what = "samples of " if report.quick else ""
     read = f"{what}{Path(report.dataset).name}: {sum(report.read.values()):,} tokens"
     figure.suptitle(f"{read}; errors: {errors}, warnings: {warnings}", color=RED if errors else "black")
-    ((lengths, ranks), (separators, repetition)) = figure.subplots(2, 2)
-    _lengths(lengths, report)
-    _ranks(ranks, report)
-    _separators(separators, report)
-    _repetition(repetition, report)
-    for axes in (lengths, ranks, separators, repetition):
+    for axes, panel in zip(figure.subplots(2, 2).flat, (_lengths, _ranks, _separators, _repetition), strict=True):
+        panel(axes, report)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         if axes.get_legend_handles_labels()[0]:
@@ -49,11 +48,10 @@ def _lengths(axes: Axes, report: LintReport) -> None:
         if not profile.lengths.sum():
             continue
         edges, counts = _coarser(profile)
-        used = int(np.flatnonzero(counts)[0])
-        edges, counts = edges[used:], counts[used:]
-        axes.stairs(counts, edges, color=_colour(report, name), label=f"{name}: {counts.sum():,} documents", fill=False)
+        used, colour = int(np.flatnonzero(counts)[0]), COLOURS.get(name, OTHER)
+        axes.stairs(counts[used:], edges[used:], color=colour, label=f"{name}: {counts.sum():,} documents", fill=False)
         middle = int(np.searchsorted(np.cumsum(profile.lengths), profile.lengths.sum() / 2))
-        axes.axvline(profile.length_edges[middle], color=_colour(report, name), lw=0.8, ls=":")
+        axes.axvline(profile.length_edges[middle], color=colour, lw=0.8, ls=":")
     axes.set(xscale="log", yscale="log", title="Document lengths", ylabel="documents")
     axes.set_xlabel("tokens of a document (dotted: half are shorter)")
 
@@ -74,7 +72,7 @@ def _ranks(axes: Axes, report: LintReport) -> None:
             continue
         rank = np.arange(1, len(counts) + 1)
         label = f"{name}: {len(counts):,} of {len(profile.histogram):,} ids used"
-        axes.plot(rank, counts / counts.sum(), color=_colour(report, name), label=label)
+        axes.plot(rank, counts / counts.sum(), color=COLOURS.get(name, OTHER), label=label)
     size = max(len(profile.histogram) for profile in report.profiles.values())
     rank = np.arange(1, size + 1)
     axes.plot(rank, 1 / rank / (1 / rank).sum(), color="#999999", lw=0.8, ls="--", label="Zipf's law: 1 / rank")
@@ -83,7 +81,7 @@ def _ranks(axes: Axes, report: LintReport) -> None:
 
 def _separators(axes: Axes, report: LintReport) -> None:
     for name, profile in report.profiles.items():
-        _along(axes, profile, "separators", _colour(report, name), f"{name}: separators")
+        _along(axes, profile, "separators", COLOURS.get(name, OTHER), f"{name}: separators")
         if np.nansum(profile.along["doubled separators"]):
             _along(axes, profile, "doubled separators", RED, f"{name}: doubled")
     axes.set(title="Separators along the stream", xlabel="position in the split (%)", ylabel="per million tokens")
@@ -94,7 +92,7 @@ def _repetition(axes: Axes, report: LintReport) -> None:
     """Show the training data: held-out documents are few."""
     name = "train" if "train" in report.profiles else next(iter(report.profiles))
     profile = report.profiles[name]
-    for (key, label), colour in zip(PARTS.items(), (RED, OTHERS[1], COLOURS["train"]), strict=True):
+    for key, (label, colour) in PARTS.items():
         if key in profile.along:
             _along(axes, profile, key, colour, label, scale=100)
     axes.set(title=f"Repetition along the stream: {name}", xlabel="position in the split (%)", ylabel="share (%)")
@@ -110,7 +108,3 @@ def _along(axes: Axes, profile: Profile, key: str, colour: str, label: str, *, s
     places = (np.arange(parts) + 0.5) / parts * 100
     axes.plot(places[read], np.nanmean(groups[read], 1), color=colour, lw=1.2, label=label, marker=".", ms=4)
     axes.set_xlim(0, 100)
-
-
-def _colour(report: LintReport, name: str) -> str:
-    return COLOURS.get(name) or OTHERS[list(report.profiles).index(name) % len(OTHERS)]

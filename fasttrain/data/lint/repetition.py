@@ -34,7 +34,8 @@ class Hasher:
 
     def __init__(self, vocab: int, size: int) -> None:
         self._random = np.random.default_rng(0).integers(0, 2**64, size=vocab, dtype=np.uint64)
-        self.powers, self.inverses = _powers(BASE, size + 1), _powers(_INVERSE, size + 1)
+        one, bases = np.ones(1, np.uint64), (BASE, _INVERSE)
+        self.powers, self.inverses = (np.cumprod(np.append(one, np.full(size, base))) for base in bases)
 
     def sums(self, tokens: np.ndarray) -> np.ndarray:  # (n,) -> (n + 1,) uint64
         out = np.zeros(len(tokens) + 1, np.uint64)
@@ -102,12 +103,6 @@ def mixed(hashes: np.ndarray, lengths: np.ndarray) -> np.ndarray:  # uint64, int
     return x ^ (x >> np.uint64(32))
 
 
-def _powers(base: np.uint64, count: int) -> np.ndarray:
-    out = np.full(count, base, np.uint64)
-    out[0] = 1
-    return np.cumprod(out)
-
-
 class Loops:
     """Tokens in runs of at least MIN_RUN that equal those PERIODS before."""
 
@@ -171,7 +166,8 @@ class Duplicates:
         documents = 0 if source.ends is None else len(source.ends)
         self.documents = HashSample(MAX_DOCUMENTS, expected=documents)
         self.spans = HashSample(MAX_SPANS, expected=len(source))
-        self._continues, self._carried, self._length = False, 0, 0  # a document into the next chunk: hash and tokens
+        self._total = 0  # the sum up to the chunk, with powers from the start of the stream
+        self._open, self._open_total = 0, 0  # where the text of the last document begins, and the sum up to there
 
     def add(self, chunk: TokenChunk) -> None:
         core = chunk.start - chunk.first
@@ -182,55 +178,41 @@ class Duplicates:
         self._add_documents(chunk, sums[: len(chunk) + 1])
 
     def _add_documents(self, chunk: TokenChunk, sums: np.ndarray) -> None:
-        ends, starts = chunk.ends - chunk.start, chunk.ends - chunk.lengths - chunk.start
-        separator = self._source.separator
-        begun_here = starts >= 0
-        # the text, without the separator before it
-        texts = np.maximum(starts, 0)
-        if separator is not None and len(texts):
-            first = chunk.tokens[np.minimum(texts, len(chunk) - 1)]
-            texts = np.minimum(texts + (begun_here & (first == separator)), ends)
-        hashes = (sums[ends] - sums[texts]) * self._hasher.inverses[texts]
-        lengths = ends - texts
-        if len(ends) and not begun_here[0]:
-            hashes[0] = self._joined(int(hashes[0]))
-            lengths[0] += self._length
+        shift, shift_back = (np.uint64(pow(int(base), chunk.start, 2**64)) for base in (BASE, _INVERSE))
+
+        def total(places: np.ndarray) -> np.ndarray:
+            return sums[places - chunk.start] * shift + np.uint64(self._total)
+
+        starts = chunk.ends - chunk.lengths
+        texts = np.minimum(self._texts(chunk, starts), chunk.ends)
+        here = np.maximum(texts, chunk.start)
+        before, inverses = total(here), self._hasher.inverses[here - chunk.start] * shift_back
+        if len(starts) and starts[0] < chunk.start:
+            texts[0], before[0], inverses[0] = self._open, self._open_total, pow(int(_INVERSE), self._open, 2**64)
+        hashes, lengths = (total(chunk.ends) - before) * inverses, chunk.ends - texts
         long = lengths >= MIN_DOCUMENT_TOKENS
-        self.documents.add(mixed(hashes, lengths)[long], (chunk.ends - chunk.lengths)[long])
-        self._carry(chunk, sums, int(ends[-1]) if len(ends) else 0, ended=len(ends) > 0)
+        self.documents.add(mixed(hashes, lengths)[long], starts[long])
+        if len(chunk.begins):
+            last = self._texts(chunk, chunk.begins[-1:])
+            self._open, self._open_total = int(last[0]), int(total(last)[0])
+        self._total = int(total(np.array([chunk.stop]))[0])
 
-    def _carry(self, chunk: TokenChunk, sums: np.ndarray, last: int, *, ended: bool) -> None:
-        """Keep what follows the last end of a document, for the document that it belongs to."""
-        begins = ended or not self._continues
-        self._continues = last < len(chunk)
-        if begins and self._continues and chunk.tokens[last] == self._source.separator:
-            last += 1
-        rest = (int(sums[len(chunk)]) - int(sums[last])) * int(self._hasher.inverses[last]) % 2**64
-        if begins:
-            self._carried, self._length = rest, len(chunk) - last
-        else:
-            self._carried, self._length = self._joined(rest), self._length + len(chunk)
-
-    def _joined(self, rest: int) -> int:
-        """The hash of what was carried and the rest."""
-        return (self._carried + pow(int(BASE), self._length, 2**64) * rest) % 2**64
+    def _texts(self, chunk: TokenChunk, starts: np.ndarray) -> np.ndarray:
+        """Where the texts of documents begin: after the separator, if there is one."""
+        first = chunk.tokens[np.clip(starts - chunk.start, 0, len(chunk) - 1)]
+        return starts + (first == self._source.separator)
 
     def findings(self) -> list[LintFinding]:
-        return [self._copies(), self._spans()]
-
-    def _copies(self) -> LintFinding:
         seen, of = self._repeated(self.documents)
         text = f"{seen.count:,} of {of:,} documents of {MIN_DOCUMENT_TOKENS} tokens and more are copies of earlier ones"
         if self.documents.halvings:
             text += f" (in a sample of one in {2**self.documents.halvings})"
         remedy = "; remove duplicates before preparing: copies are learned by heart"
-        return self._source.graded("duplicates", seen, of, "documents", text, COPIES_LEVELS, remedy)
-
-    def _spans(self) -> LintFinding:
+        copies = self._source.graded("duplicates", seen, of, "documents", text, COPIES_LEVELS, remedy)
         seen, of = self._repeated(self.spans)
         text = f"{seen.count / max(of, 1):.1%} of the spans of {SPAN_TOKENS} tokens have occurred before"
         remedy = "; remove near-duplicates and text that every document carries, such as menus and licences"
-        return self._source.graded("repeated text", seen, of, "spans", text, SPANS_LEVELS, remedy)
+        return [copies, self._source.graded("repeated text", seen, of, "spans", text, SPANS_LEVELS, remedy)]
 
     def _repeated(self, sample: HashSample) -> tuple[HitCounter, int]:
         seen = self._source.counter()

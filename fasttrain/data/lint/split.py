@@ -7,10 +7,9 @@ whatever the size of chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,62 +19,11 @@ from fasttrain.data.stream import DocumentEnds, TokenStream
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from fasttrain.data.datasets import AnyDataset
+
 BEFORE, AFTER = 128, 64  # tokens of the neighbours: what the checks look around, and more
 BINS = 200  # along the stream, for the plot
 EXCERPT = 12  # tokens of an example on either side
-
-
-Within = tuple[np.ndarray, np.ndarray, np.ndarray, int]  # begins, ends, lengths and documents_before of TokenChunk
-
-
-class _Indexed:
-    """Documents by their index."""
-
-    def __init__(self, ends: DocumentEnds) -> None:
-        self._ends = ends
-
-    def within(self, start: int, stop: int, _: np.ndarray) -> Within:
-        edges = np.array([start, stop], np.int64)  # int64: numpy would convert the whole index to the type of others
-        left, right = (self._ends.searchsorted(edges, side=side).tolist() for side in ("left", "right"))
-        first = right[0] if start else 0
-        before = self._ends[np.array([first - 1])] if first else np.zeros(1, np.int64)
-        begins, ends = self._ends[np.arange(*left)], self._ends[np.arange(first, right[1])]
-        lengths = np.diff(ends, prepend=before)
-        if start == 0:
-            return np.concatenate([before, begins]), ends, lengths, 0
-        return begins, ends, lengths, left[0] + 1
-
-
-class _Separated:
-    """Documents of a stream without an index: each begins with a separator, the first wherever the stream begins."""
-
-    def __init__(self, separator: int | None, tokens: int) -> None:
-        self._separator, self._tokens = separator, tokens
-        self._stop = self._count = 0
-        self._begin: int | None = None  # of the document that is not over; None: not seen
-
-    def within(self, start: int, stop: int, tokens: np.ndarray) -> Within:
-        begins = np.flatnonzero([] if self._separator is None else tokens == self._separator) + start
-        if start == 0 and not (len(begins) and begins[0] == 0):
-            begins = np.concatenate([[0], begins])
-        known = begins
-        if start and start == self._stop and self._begin is not None:
-            known = np.concatenate([[self._begin], begins])
-        ends = np.append(known[1:], stop) if stop == self._tokens and len(known) else known[1:]
-        before, self._count = self._count, self._count + len(begins)
-        self._stop, self._begin = stop, int(known[-1]) if len(known) else None
-        return begins, ends, ends - known[: len(ends)], before
-
-
-class Lintable(Protocol):
-    """A dataset, as far as the linter asks."""
-
-    path: Path
-    vocab: int
-    splits: list[str]
-
-    def split(self, name: str) -> Any: ...  # a TokenStream
-    def tokenizer(self) -> Tokenizer | None: ...
 
 
 @dataclass(frozen=True)
@@ -115,9 +63,9 @@ class HitCounter:
 class TokenSource:
     """A split, its documents, and its tokenizer if that can be read."""
 
-    def __init__(self, dataset: Lintable, split: str, tokenizer: Tokenizer | None, *, max_examples: int) -> None:
+    def __init__(self, dataset: AnyDataset, split: str, tokenizer: Tokenizer | None, *, max_examples: int) -> None:
         self.split, self.vocab, self.tokenizer, self.max_examples = split, dataset.vocab, tokenizer, max_examples
-        self._origin: Callable[[str, int], Any] = getattr(dataset, "source", lambda split, document: None)
+        self._origin = dataset.source
         self.stream: TokenStream = dataset.split(split)
         self.separator = self.stream.separator
         self.ends: DocumentEnds | None = self.stream.document_ends
@@ -127,19 +75,30 @@ class TokenSource:
 
     def chunks(self, size: int, *, samples: int | None = None) -> Iterator[TokenChunk]:
         """All of the stream; or so many chunks, evenly spread, if that is less."""
-        documents = _Separated(self.separator, len(self)) if self.ends is None else _Indexed(self.ends)
-        if samples is None or len(self) <= samples * size:
-            for start in range(0, len(self), size):
-                first, stop = max(0, start - BEFORE), min(start + size, len(self))
-                around = self.read(first, min(len(self), stop + AFTER) - first)
-                within = documents.within(start, stop, around[start - first :][: stop - start])
-                yield TokenChunk(start, stop, around, first, *within)
-            return
+        in_order = samples is None or len(self) <= samples * size
+        begun, count = np.empty(0, np.int64), 0  # the document that is not over, if its begin was seen; all so far
+        for start, stop, first, around in self._all(size) if in_order else self._spread(size, samples or 0):
+            if self.ends is not None:
+                yield TokenChunk(start, stop, around, first, *_by_index(self.ends, start, stop))
+                continue
+            begins = np.flatnonzero(around[start - first : stop - first] == self.separator) + start
+            if start == 0 and 0 not in begins[:1]:  # the first document begins wherever the stream begins
+                begins = np.concatenate([[0], begins])
+            known = np.concatenate([begun, begins])
+            ends = np.append(known[1:], stop) if stop == len(self) and len(known) else known[1:]
+            yield TokenChunk(start, stop, around, first, begins, ends, ends - known[: len(ends)], count)
+            begun, count = known[-1:] if in_order else begun, count + len(begins)
+
+    def _all(self, size: int) -> Iterator[tuple[int, int, int, np.ndarray]]:
+        for start in range(0, len(self), size):
+            first, stop = max(0, start - BEFORE), min(start + size, len(self))
+            yield start, stop, first, self.read(first, min(len(self), stop + AFTER) - first)
+
+    def _spread(self, size: int, samples: int) -> Iterator[tuple[int, int, int, np.ndarray]]:
         length = BEFORE + size + AFTER
         firsts = np.linspace(0, len(self) - length, samples).astype(np.int64)
         for first, around in zip(firsts.tolist(), self.stream.windows(firsts, length), strict=True):  # read at once
-            start, stop = first + BEFORE, first + BEFORE + size
-            yield TokenChunk(start, stop, around, first, *documents.within(start, stop, around[BEFORE:-AFTER]))
+            yield first + BEFORE, first + BEFORE + size, first, around
 
     def read(self, start: int, length: int) -> np.ndarray:
         return self.stream.windows(np.array([start], np.int64), length)[0]
@@ -193,3 +152,14 @@ class TokenSource:
         """How many of its tokens lie in each part of the stream."""
         edges = -(-np.arange(BINS + 1) * len(self) // BINS)
         return np.clip(np.minimum(edges[1:], chunk.stop) - np.maximum(edges[:-1], chunk.start), 0, None)
+
+
+def _by_index(all_ends: DocumentEnds, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """The documents of a TokenChunk: begins, ends, lengths and documents_before."""
+    edges = np.array([start, stop], np.int64)  # int64: numpy would convert the whole index to the type of others
+    left, right = (all_ends.searchsorted(edges, side=side).tolist() for side in ("left", "right"))
+    first = right[0] if start else 0
+    before = all_ends[np.array([first - 1])] if first else np.zeros(1, np.int64)
+    begins, ends = all_ends[np.arange(*left)], all_ends[np.arange(first, right[1])]
+    lengths = np.diff(ends, prepend=before)
+    return (begins, ends, lengths, left[0] + 1) if start else (np.concatenate([before, begins]), ends, lengths, 0)

@@ -180,40 +180,37 @@ class TokenUse:
     def findings(self) -> list[LintFinding]:
         if self._source.tokenizer is None:
             return [self._outside_finding(), self._use()]
-        corrupt = [] if self._quick else [self._corrupt_finding()]
-        return [self._outside_finding(), self._special_finding(), *corrupt, self._use()]
+        corrupt, seen = self._corrupt, self._seen
+        text = f"{corrupt.count:,} of {seen:,} tokens spell U+FFFD, NUL or wrongly decoded characters"
+        levels = (1e-6, SYSTEMATIC)
+        spelled = self._source.graded("corrupt tokens", corrupt, seen, "tokens", text, levels, DECODE_AGAIN)
+        return [self._outside_finding(), self._special_finding(), *([] if self._quick else [spelled]), self._use()]
 
     @property
     def _seen(self) -> int:
         return int(self.histogram.sum())
 
     def _outside_finding(self) -> LintFinding:
-        vocab, seen = self._source.vocab, self._seen
-        if not self._outside.count:
-            return self._source.finding("token ids", "ok", 0, seen, "tokens", f"all below the vocabulary of {vocab:,}")
-        text = (
-            f"{self._outside.count:,} ids are not in the vocabulary of {vocab:,} and have no embedding (ids go from "
-            f"{self._lowest:,} to {self._highest:,}); prepare it with this tokenizer, or name the one that made it"
-        )
-        return self._source.finding("token ids", "error", self._outside, seen, "tokens", text)
+        vocabulary = f"the vocabulary of {self._source.vocab:,}"
+        text = f"all below {vocabulary}"
+        if self._outside.count:
+            text = (
+                f"{self._outside.count:,} ids are not in {vocabulary} and have no embedding (ids go from "
+                f"{self._lowest:,} to {self._highest:,}); prepare it with this tokenizer, or name the one that made it"
+            )
+        return self._source.graded("token ids", self._outside, self._seen, "tokens", text, (0, 0))
 
     def _special_finding(self) -> LintFinding:
-        seen, special, named = self._seen, self._special, self._special_names
-        if not special.count:
-            text = f"none of the {len(named)} beside the separator" if named else "none"
-            return self._source.finding("special tokens", "ok", 0, seen, "tokens", text)
-        often = sorted(named, key=lambda id: -self.histogram[id])[:3]
-        counts = ", ".join(f"{named[id]} {self.histogram[id]:,}x" for id in often)
-        text = (
-            f"{special.count:,} special tokens stand inside documents ({counts}): padding, a second separator, or text "
-            "that spells one; encode text without special tokens, unless you put them there"
-        )
-        return self._source.finding("special tokens", "warning", special, seen, "tokens", text)
-
-    def _corrupt_finding(self) -> LintFinding:
-        seen, corrupt = self._seen, self._corrupt
-        text = f"{corrupt.count:,} of {seen:,} tokens spell U+FFFD, NUL or wrongly decoded characters"
-        return self._source.graded("corrupt tokens", corrupt, seen, "tokens", text, (1e-6, SYSTEMATIC), DECODE_AGAIN)
+        special, named = self._special, self._special_names
+        text = f"none of the {len(named)} beside the separator" if named else "none"
+        if special.count:
+            often = sorted(named, key=lambda id: -self.histogram[id])[:3]
+            counts = ", ".join(f"{named[id]} {self.histogram[id]:,}x" for id in often)
+            text = (
+                f"{special.count:,} special tokens stand inside documents ({counts}): padding, a second separator, or "
+                "text that spells one; encode text without special tokens, unless you put them there"
+            )
+        return self._source.graded("special tokens", special, self._seen, "tokens", text, (0, 1.0))
 
     def _use(self) -> LintFinding:
         """Unused, overused and unknown tokens."""

@@ -7,7 +7,7 @@ file.
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -66,7 +66,15 @@ def contents(chunk: InputChunk, inputs: Sequence[Input]) -> list[Content]:
 
 def documents(content: Content, input: Input, settings: PrepareConfig) -> Iterator[Document | Dropped]:
     """All documents, in their order."""
-    for found in _found(content, input.kind, settings.text_key):
+    file, offset, data = content
+    all_found: Iterable[tuple[InputSpan, str] | Dropped]
+    if isinstance(data, list):
+        all_found = _rows(file, offset, data)
+    elif input.kind == "jsonl":
+        all_found = _lines(file, offset, data, settings.text_key)
+    else:  # a line that is longer than a part leaves nothing for the parts in which it continues
+        all_found = [_text(file, offset, data)] if data or not offset else []
+    for found in all_found:
         if isinstance(found, Dropped):
             yield found
             continue
@@ -75,16 +83,16 @@ def documents(content: Content, input: Input, settings: PrepareConfig) -> Iterat
             yield Dropped(span, BINARY)
             continue
         try:
-            data = text.encode()
+            encoded = text.encode()
         except UnicodeEncodeError as error:  # JSON can spell halves of characters
             yield Dropped(span, UNDECODABLE, f"half a character at {error.start}")
             continue
         if len(text.strip()) < settings.shortest:
             yield Dropped(span, EMPTY)
-        elif len(data) <= settings.longest or input.kind == "text":  # long texts are split as they are read
-            yield Document(span, text, data)
+        elif len(encoded) <= settings.longest or input.kind == "text":  # long texts are split as they are read
+            yield Document(span, text, encoded)
         else:
-            for part in parts(text, settings.longest * len(text) // len(data)):
+            for part in parts(text, settings.longest * len(text) // len(encoded)):
                 yield Document(span, part, part.encode())
 
 
@@ -97,16 +105,6 @@ def parts(text: str, length: int) -> Iterator[str]:
         yield text[begin:stop]
         begin = stop
     yield text[begin:]
-
-
-def _found(content: Content, kind: str, text_key: str) -> Iterator[tuple[InputSpan, str] | Dropped]:
-    file, offset, data = content
-    if isinstance(data, list):
-        return _rows(file, offset, data)
-    if kind == "jsonl":
-        return _lines(file, offset, data, text_key)
-    # a line that is longer than a part leaves nothing for the parts in which it continues
-    return iter([_text(file, offset, data)] if data or not offset else [])
 
 
 def _text(file: int, offset: int, data: bytes) -> tuple[InputSpan, str] | Dropped:

@@ -12,7 +12,7 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -20,7 +20,6 @@ JSONL = (".jsonl", ".ndjson")
 PACKED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 REMEDY = "copy it again, or exclude it"
 NAMING = "name files, directories or patterns such as 'data/*.jsonl'"
-FORMATS = ("auto", "text", "jsonl", "parquet")
 CHUNK_BYTES = 4 * 2**20  # tenths of a second of work, and some 100 MB of memory for its words
 MAX_FILES = 256  # of a chunk, at most
 READ_BYTES = 2**16  # compressed bytes that are read at a time: a gzip block grows by up to a thousand times
@@ -152,21 +151,19 @@ def split_inputs(inputs: Sequence[Input], *, start: Position, text_key: str, lon
             yield from _packed(input, file, offset, CHUNK_BYTES if input.kind == "jsonl" else longest)
         elif input.kind == "jsonl":
             yield from _ranges(input, file, offset, CHUNK_BYTES)
-        elif input.size > longest and b"\0" in (start_of := _start(input)):
-            yield InputChunk(Position(file), Position(file + 1), input.size, start_of)  # not to be read to its end
         elif input.size > longest:
-            yield from _ranges(input, file, offset, longest)
+            with open(input.path, "rb") as opened:
+                start_of = opened.read(SNIFF_BYTES)
+            if b"\0" in start_of:  # not to be read to its end
+                yield InputChunk(Position(file), Position(file + 1), input.size, start_of)
+            else:
+                yield from _ranges(input, file, offset, longest)
         else:
             stop = _small_texts(inputs, file, longest)
             size = sum(input.size for input in inputs[file:stop])
             yield InputChunk(Position(file), Position(stop), size)
             file = stop - 1
         file, offset = file + 1, 0
-
-
-def _start(input: Input) -> bytes:
-    with open(input.path, "rb") as file:
-        return file.read(SNIFF_BYTES)
 
 
 def _small_texts(inputs: Sequence[Input], first: int, longest: int) -> int:
@@ -181,13 +178,9 @@ def _small_texts(inputs: Sequence[Input], first: int, longest: int) -> int:
 
 
 def _ranges(input: Input, file: int, offset: int, step: int) -> Iterator[InputChunk]:
-    while True:
-        stop = min(offset + step, input.size)
-        if stop == input.size:
-            break
-        yield InputChunk(Position(file, offset), Position(file, stop), step)
-        offset = stop
-    yield InputChunk(Position(file, offset), Position(file + 1), stop - offset)
+    for begin in range(offset, max(input.size, offset + 1), step):  # an empty file is a chunk too
+        stop = Position(file, begin + step) if begin + step < input.size else Position(file + 1)
+        yield InputChunk(Position(file, begin), stop, min(step, input.size - begin))
 
 
 def _packed(input: Input, file: int, offset: int, step: int) -> Iterator[InputChunk]:
@@ -253,21 +246,18 @@ def _parquet(input: Input, file: int, offset: int, text_key: str) -> Iterator[In
         rows = table.metadata.num_rows
         ends = list(accumulate(table.metadata.row_group(i).num_rows for i in range(table.num_row_groups)))
         group = bisect_right(ends, offset)  # those before it are not read at all
-        row = ends[group - 1] if group else 0
+        skipped, groups = ends[group - 1] if group else 0, list(range(group, len(ends)))
+        batches = table.iter_batches(64, row_groups=groups, columns=[text_key], use_threads=False)
+        texts = chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
         held: list[str | None] = []
         first, size = offset, 0
-        groups = list(range(group, len(ends)))
-        for batch in table.iter_batches(64, row_groups=groups, columns=[text_key], use_threads=False):
-            for text in batch.column(0).to_pylist():
-                row += 1
-                if row <= offset:
-                    continue
-                held.append(text)
-                size += len(text or "")
-                if size >= CHUNK_BYTES and row < rows:
-                    weight = input.size * row // rows - input.size * first // rows
-                    yield InputChunk(Position(file, first), Position(file, row), weight, held)
-                    held, first, size = [], row, 0
+        for row, text in enumerate(islice(texts, offset - skipped, None), offset + 1):
+            held.append(text)
+            size += len(text or "")
+            if size >= CHUNK_BYTES and row < rows:
+                weight = input.size * row // rows - input.size * first // rows
+                yield InputChunk(Position(file, first), Position(file, row), weight, held)
+                held, first, size = [], row, 0
         rest = input.size - input.size * first // max(rows, 1)
         yield InputChunk(Position(file, first), Position(file + 1), rest, held)
     except (pyarrow.ArrowException, OSError) as error:

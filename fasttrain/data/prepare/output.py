@@ -77,12 +77,10 @@ class Output:
         self._directory, self._inputs, self._tokenizer = directory, inputs, tokenizer
         self.position = Position(*state["position"])
         self.consumed: int = state["consumed"]  # bytes of the inputs
-        self.documents: int = state["documents"]
-        self.spelled: int = state["spelled"]
         self._lines: int = state["lines"]  # of the input at the position, before it
-        self._files = DatasetFiles(
-            directory, vocab=tokenizer.size, separator=tokenizer.separator, state=state.get("files")
-        )
+        self.documents, self.spelled = state["documents"], state["spelled"]
+        sizes = dict(vocab=tokenizer.size, separator=tokenizer.separator)
+        self._files = DatasetFiles(directory, **sizes, state=state.get("files"))
         self.dtype = self._files.dtype
         self.report = DropReport(directory, inputs, state.get("report"))
         self._seen: SeenDigests | None = None
@@ -108,10 +106,8 @@ class Output:
         self.report.add(dropped)
         for split, chosen in (("train", new & ~encoded.held_out), ("validation", new & encoded.held_out)):
             tokens = encoded.tokens if chosen.all() else encoded.tokens[np.repeat(chosen, encoded.lengths)]
-            num_bytes = int(encoded.num_bytes[chosen].sum())
-            self._files.add(
-                split, tokens, lengths=encoded.lengths[chosen], num_bytes=num_bytes, sources=sources[chosen]
-            )
+            lengths, num_bytes = encoded.lengths[chosen], int(encoded.num_bytes[chosen].sum())
+            self._files.add(split, tokens, lengths=lengths, num_bytes=num_bytes, sources=sources[chosen])
         self.documents += int(new.sum())
         self.spelled += encoded.spelled
         self.consumed += chunk.size

@@ -140,13 +140,22 @@ def prepare(
         total = sum(input.size for input in inputs)
         if restart:
             clear(directory)
-        progress_file = ProgressFile(directory, _task(inputs, tokenizer, separator, settings))
+        digest = hashlib.sha256(repr(inputs).encode("utf-8", "surrogateescape")).hexdigest()
+        what = f"{len(inputs)} files of {total} bytes, {digest[:16]}"
+        task = dict(recipe=RECIPE, inputs=what, tokenizer=str(tokenizer), separator=separator) | asdict(settings)
+        progress_file = ProgressFile(directory, task)
         state = progress_file.read()
         if state is None:
             clear(directory)
             stage = "training a tokenizer" if isinstance(tokenizer, int) else "reading the tokenizer"
             on_progress(PreparationProgress(stage, 0))
-            spec = _tokenizer_spec(inputs, tokenizer, separator, settings)
+            if isinstance(tokenizer, int):
+                train = functools.partial(trained_on, size=tokenizer, separator=separator or SEPARATOR)
+                spec = in_another_process(lambda: train(sample(inputs, settings)))
+            elif tokenizer == BYTES:
+                spec = plain_bytes(separator=separator or SEPARATOR)
+            else:
+                spec = loaded(Path(tokenizer), separator=separator)
             write_file(directory / TOKENIZER, [spec.json])
         else:
             spec = TokenizerSpec((directory / TOKENIZER).read_text("utf-8"), *state["tokenizer"])
@@ -186,27 +195,6 @@ def _grown(
                 synced = time.monotonic()
             yield
     progress_file.save(output.sync())
-
-
-def _tokenizer_spec(
-    inputs: Sequence[Input], tokenizer: str | Path | int, separator: str | None, settings: PrepareConfig
-) -> TokenizerSpec:
-    if tokenizer == BYTES:
-        return plain_bytes(separator=separator or SEPARATOR)
-    if isinstance(tokenizer, int):
-        size = tokenizer
-        return in_another_process(lambda: trained_on(sample(inputs, settings), size, separator=separator or SEPARATOR))
-    return loaded(Path(tokenizer), separator=separator)
-
-
-def _task(
-    inputs: Sequence[Input], tokenizer: str | Path | int, separator: str | None, settings: PrepareConfig
-) -> dict[str, Any]:
-    """All that decides about the result."""
-    digest = hashlib.sha256(repr(list(inputs)).encode("utf-8", "surrogateescape")).hexdigest()
-    size = sum(input.size for input in inputs)
-    what = f"{len(inputs)} files of {size} bytes, {digest[:16]}"
-    return dict(recipe=RECIPE, inputs=what, tokenizer=str(tokenizer), separator=separator) | asdict(settings)
 
 
 @contextmanager

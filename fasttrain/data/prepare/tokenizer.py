@@ -166,22 +166,17 @@ class Characters:
         self._odd: set[str] = set()
 
     def has_odd(self, text: str) -> bool:
+        from tokenizers import Regex, pre_tokenizers
+
         found = set(text) - self._plain
-        if new := found - self._odd:
-            odd = _odd("".join(new))
+        if new := "".join(found - self._odd):
+            odd = {character for character in new if unicodedata.category(character) == "Cn"}
+            for theirs, ours in ((r"\p{L}+", "L"), (r"\p{N}+", "N"), (r"\s+", "S")):
+                matches = pre_tokenizers.Split(Regex(theirs), "removed", invert=True).pre_tokenize_str(new)
+                odd |= {*"".join(match for match, _ in matches)} ^ {*re.findall(UNICODE[ours], new)}
             self._odd |= odd
-            self._plain |= new - odd
+            self._plain |= {*new} - odd
         return not self._odd.isdisjoint(found)
-
-
-def _odd(characters: str) -> set[str]:
-    from tokenizers import Regex, pre_tokenizers
-
-    odd = {character for character in characters if unicodedata.category(character) == "Cn"}
-    for theirs, ours in ((r"\p{L}+", "L"), (r"\p{N}+", "N"), (r"\s+", "S")):
-        found = pre_tokenizers.Split(Regex(theirs), "removed", invert=True).pre_tokenize_str(characters)
-        odd |= {*"".join(match for match, _ in found)} ^ {*re.findall(UNICODE[ours], characters)}
-    return odd
 
 
 def _pattern_of(description: dict[str, Any]) -> str:
@@ -205,7 +200,8 @@ def _pattern_of(description: dict[str, Any]) -> str:
 def encoder_of(tokenizer: TokenizerSpec, dtype: np.dtype) -> Callable[[list[str]], list[bytes]]:
     """A function of texts: the tokens of each, as bytes of the type they have on disk, without the separator."""
     description = json.loads(tokenizer.json)
-    if _is_plain_bytes(description):
+    added = [token["id"] for token in description["added_tokens"]]
+    if added == [256] and json.loads(plain_bytes().json)["model"] == description["model"]:  # whatever its separator
         return lambda texts: [np.frombuffer(text.encode(), np.uint8).astype(dtype).tobytes() for text in texts]
     library, split = _Library(tokenizer.json, dtype), splitter_of(description)
     return _Words(description, split, library, dtype).encode if split else library.encode
@@ -269,9 +265,3 @@ def _batches(texts: list[str]) -> Iterator[list[str]]:
         if size > BATCH_CHARACTERS or stop == len(texts):
             yield texts[begin:stop]
             begin, size = stop, 0
-
-
-def _is_plain_bytes(description: dict[str, Any]) -> bool:
-    """Whether each byte is the token of its value: tokenizer.plain_bytes, whatever its separator."""
-    added = [token["id"] for token in description["added_tokens"]]
-    return added == [256] and json.loads(plain_bytes().json)["model"] == description["model"]

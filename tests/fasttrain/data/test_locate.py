@@ -141,7 +141,7 @@ def test_a_line_undoes_what_a_run_took_back(tmp_path, text):
 def test_documents_are_found_by_the_file_they_came_from(prepared, text):
     dataset = training_data(text).first
     (number,) = documents_from(dataset, "2/5.txt")
-    assert dataset.source(SPLIT, number).file.path == prepared / "text/2/5.txt"  # type: ignore[union-attr]
+    assert dataset.source(SPLIT, number).file.path == prepared / "text/2/5.txt"
     assert len(documents_from(training_data(replace(text, path=prepared / "b")).first, "lines.jsonl:7")) == 1
     with pytest.raises(ValueError, match="no document of .* came from 9/5.txt"):
         documents_from(dataset, "9/5.txt")

@@ -301,7 +301,7 @@ def test_a_killed_export_leaves_nothing_that_looks_whole(runs: Runs, tmp_path: P
     """And the next one takes away what it left."""
     out = tmp_path / "exports" / "out"
     held = (
-        "import time, fasttrain.hf.export as e; e._config = lambda *_: time.sleep(60)\n"
+        "import time, fasttrain.hf.export as e; e.huggingface_config = lambda *_, **__: time.sleep(60)\n"
         f"from fasttrain.cli.export import main; main({[str(runs.run()), '--out', str(out)]!r})"
     )
     process = subprocess.Popen([sys.executable, "-c", held])

@@ -151,7 +151,8 @@ def test_other_batches_go_on_in_the_data_where_the_run_was(tmp_path):
     tokens = curve(metrics, "tokens")
     assert tokens[5:] == [6 * 256, 6 * 256 + 384, 6 * 256 + 2 * 384, 6 * 256 + 3 * 384]
     size = (len(open_dataset().split("train")) - 1) // 16
-    assert seen == samples_at(np.arange(96, 96 + 3 * 24), size=size, seed=0).tolist()
+    numbers = np.arange(96, 96 + 3 * 24)
+    assert seen == samples_at(np.zeros_like(numbers), numbers, sizes=[size], seeds=[0]).tolist()
 
 
 def test_a_mixture_goes_on_bitwise_and_with_other_weights_where_each_component_was(tmp_path):

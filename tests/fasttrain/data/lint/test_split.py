@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fasttrain.data import Dataset, TokenStream, open_dataset
+from fasttrain.data import Dataset, ExternalDataset, TokenStream, open_dataset
 from fasttrain.data.lint import lint
 from tests.fasttrain.data.lint.defects import PAD, SEPARATOR, VOCAB, documents, faults, found, write
 
@@ -32,7 +32,7 @@ class Ends:
         return self._ends.searchsorted(positions, side)  # type: ignore[call-overload]
 
 
-class Arrays:
+class Arrays(ExternalDataset):
     """A dataset in memory, as other programs have theirs: with an index or without, and no tokenizer."""
 
     path, vocab, splits = Path("memory"), VOCAB, ["train", "validation"]
@@ -41,7 +41,7 @@ class Arrays:
         self._tokens = np.array([token for document in content for token in document], np.uint16)
         self.document_ends = Ends(np.cumsum([len(document) for document in content])) if indexed else None
 
-    def split(self, name: str) -> "Arrays":
+    def split(self, name: str) -> "Arrays":  # type: ignore[override]
         return self
 
     def tokenizer(self) -> None:

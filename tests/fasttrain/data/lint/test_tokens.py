@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from fasttrain.data import TokenStream
+from fasttrain.data import ExternalDataset, TokenStream
 from fasttrain.data.lint import lint
 from fasttrain.data.lint.tokens import corruption_in
 from tests.fasttrain.data.lint.defects import (
@@ -34,14 +34,18 @@ def test_ids_outside_of_the_vocabulary(tmp_path):
 def test_negative_ids(tmp_path):
     """Some programs write signed numbers."""
 
-    class Signed:
-        path, vocab, splits = tmp_path, VOCAB, ["train"]
+    class Signed(ExternalDataset):
+        def __init__(self):
+            self.path, self.vocab, self.splits = tmp_path, VOCAB, ["train"]
 
         def split(self, name):
             return TokenStream([tmp_path / "t"], [400], None, dtype=np.dtype("int32"), separator=SEPARATOR)
 
         def tokenizer(self):
             return Tokenizer.from_str(TOKENIZER)
+
+        def bytes_per_token(self, name):
+            return None
 
     np.array([SEPARATOR, *encoded("word " * 79), *[-1] * 4], "<i4").tofile(tmp_path / "t")
     finding = found(lint(Signed()), "token ids")
