@@ -113,6 +113,7 @@ class TokenSource:
         document = origin = None
         if self.ends is not None:
             document = int(self.ends.searchsorted(np.array([offset]), side="right")[0])
+            document = min(document, len(self.ends) - 1)  # an empty last one begins where the stream ends
             origin = self._origin(self.split, document)
         source = None if origin is None else str(origin)
         return Example(split=self.split, document=document, offset=offset, text=text, source=source)

@@ -74,6 +74,11 @@ def test_empty_documents(tmp_path):
     assert [example.document for example in found(report, "empty documents").examples][:1] == [10]
 
 
+def test_an_empty_document_at_the_end(tmp_path):
+    report = lint(write(tmp_path / "d", [*documents(40), []]))
+    assert [example.document for example in found(report, "empty documents").examples] == [40]
+
+
 @pytest.mark.parametrize("place", [0, 1, 50, 99])
 def test_missing_separators(tmp_path, place):
     content = documents(100)
