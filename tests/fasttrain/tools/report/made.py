@@ -15,6 +15,7 @@ from fasttrain.checkpoint.committed import Checkpoint
 from fasttrain.config import BatchConfig, Config, OptimConfig
 from fasttrain.config_toml import to_toml
 from fasttrain.fs import FileChecksum
+from tests.fasttrain.checkpoint.subject import NO_TENSORS
 
 BEGAN = 1_700_000_000.0
 PARTS = {"data": 0.002, "wait": 0.001, "forward": 0.1, "backward": 0.2, "optimizer": 0.02, "record": 0.001}
@@ -91,7 +92,10 @@ def make_run(
 def make_checkpoint(run: Path, step: int, loss: float | None = None) -> Path:
     directory = run / "checkpoints" / f"step-{step:08}"
     directory.mkdir(parents=True)
-    (directory / "weights").write_bytes(b"x" * 2000)
-    file = FileChecksum(name="weights", size=2000, sha256=hashlib.sha256(b"x" * 2000).hexdigest())
-    Checkpoint(path=directory, step=step, loss=loss, optimizer="AdamW", scaler={}, metadata={}, files=(file,)).write()
+    files = []
+    for name, content in {"weights": b"x" * 2000, ".metadata": NO_TENSORS}.items():
+        (directory / name).write_bytes(content)
+        files.append(FileChecksum(name=name, size=len(content), sha256=hashlib.sha256(content).hexdigest()))
+    given: dict[str, Any] = dict(optimizer="AdamW", scaler={}, metadata={}, files=tuple(files))
+    Checkpoint(path=directory, step=step, loss=loss, **given).write()
     return directory
