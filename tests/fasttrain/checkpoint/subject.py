@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from fasttrain import config
 from fasttrain.checkpoint import Checkpoint, Saved
 from fasttrain.checkpoint.saver import Checkpoints
+from fasttrain.fs import FileChecksum, sha256_of
 from fasttrain.model import Decoder
 from fasttrain.optim.optimizer import make_optimizer, make_scaler
 from tests import ranks
@@ -31,6 +32,11 @@ KEEP_ALL = config.CheckpointConfig(keep_last=99)
 
 
 NO_TENSORS = pickle.dumps(Metadata(state_dict_metadata={}))  # a .metadata that describes nothing
+
+
+def checksums(directory: Path) -> tuple[FileChecksum, ...]:
+    """Of the files of a checkpoint that was written by other means."""
+    return tuple(FileChecksum(name=f.name, size=f.stat().st_size, sha256=sha256_of(f)) for f in directory.iterdir())
 
 
 class Subject:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -12,13 +13,13 @@ import torch.distributed.checkpoint as dcp
 
 from fasttrain.checkpoint import Checkpoint, compare
 from fasttrain.checkpoint.compare import Difference, differences, names
-from fasttrain.fs import FileChecksum, sha256_of
+from tests.fasttrain.checkpoint.subject import checksums
 
 
 def saved(path: Path, changed: dict[str, torch.Tensor] | None = None, scale: float = 2.0) -> Checkpoint:
     dcp.save(state() | (changed or {}), checkpoint_id=path, no_dist=True)
-    files = tuple(FileChecksum(name=f.name, size=f.stat().st_size, sha256=sha256_of(f)) for f in path.iterdir())
-    return Checkpoint(path=path, step=3, loss=None, optimizer="A", scaler={"scale": scale}, metadata={}, files=files)
+    given: dict[str, Any] = dict(optimizer="AdamW", scaler={"scale": scale}, metadata={}, files=checksums(path))
+    return Checkpoint(path=path, step=3, loss=None, **given)
 
 
 def state() -> dict[str, torch.Tensor]:

@@ -16,6 +16,7 @@ from fasttrain.checkpoint import Checkpoint
 from fasttrain.config import Config, ModelConfig
 from fasttrain.config_toml import to_toml
 from fasttrain.model import Decoder
+from tests.fasttrain.checkpoint.subject import checksums
 
 MODEL = ModelConfig(layers=40, hidden=256, heads=4, kv_heads=4, head_dim=64, ffn=1024)
 VOCAB, SHARD = 2048, 10_000_000  # the largest tensor has 2 MB
@@ -54,7 +55,8 @@ def test_the_peak_is_a_file_and_not_the_model(tmp_path: Path) -> None:
     metadata = dict(
         config=to_toml(Config(model=MODEL)), datasets={}, world_size=1, versions={}, progress=dict(tokens=0)
     )
-    Checkpoint(path=path, step=1, loss=None, optimizer="", scaler={}, metadata=metadata, files=()).write()
+    files = checksums(path)
+    Checkpoint(path=path, step=1, loss=None, optimizer="", scaler={}, metadata=metadata, files=files).write()
     program = [sys.executable, "-c", MEASURED, str(path), str(tmp_path), str(SHARD)]
     whole_blocks = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed is not resident any more
     done = subprocess.run(program, check=True, stdout=subprocess.PIPE, env=whole_blocks)
