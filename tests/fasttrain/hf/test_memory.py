@@ -48,6 +48,7 @@ print(json.dumps([peak(f"{directory}/{dtype} {size}", dtype, size) for dtype, si
 def test_the_peak_is_a_file_and_not_the_model(tmp_path: Path) -> None:
     path = tmp_path / "step-00000001"
     model = Decoder(MODEL, vocab=VOCAB, sequence=8)
+    model.init_weights(0)
     size = 4 * sum(parameter.numel() for parameter in model.parameters())
     assert size > 15 * SHARD
     warnings.filterwarnings("ignore", "torch.distributed is disabled")
