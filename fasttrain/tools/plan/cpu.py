@@ -137,7 +137,8 @@ class _MeasuredStep:
     def loss(self) -> float:
         """The head with its loss, and the embedding, whose gradient is as large."""
         C, targets = self.model.hidden, torch.randint(self.vocab, (self.M,))
-        hidden, weight = self.leaf((self.M, C)), self.leaf((self.vocab, C))
+        # Weights as small as a model's: logits of hundreds make denormal gradients, which some CPUs multiply slowly
+        hidden, weight = self.leaf((self.M, C)), self.leaf((self.vocab, C), scale=self.model.init_std)
         table = nn.Embedding(self.vocab, C, dtype=self.dtype)
 
         def head() -> None:
@@ -168,8 +169,8 @@ class _MeasuredStep:
     def random(self, *shape: int) -> Tensor:
         return torch.randn(shape, dtype=self.dtype)
 
-    def leaf(self, shape: tuple[int, ...]) -> Tensor:
-        return self.random(*shape).requires_grad_()
+    def leaf(self, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
+        return self.random(*shape).mul_(scale).requires_grad_()
 
     def timed(self, op: Callable[[], Any]) -> tuple[float, Any]:
         begin = self.clock()
