@@ -1,18 +1,26 @@
 """DCP's metadata of a checkpoint: which tensors it holds, and where. Reading them runs no code of whoever wrote them.
 
 They are a pickle, which could call anything; and of entries that are no tensors, DCP would unpickle the content too.
-So the file is compared with its checksum first, unpickled with the few classes that DCP writes, and may describe
-nothing but tensors within the files of the checkpoint.
+So the file is compared with its checksum first, unpickled with the few opcodes and classes that DCP writes, and may
+describe nothing but tensors within the files of the checkpoint.
 """
 
+import io
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from fasttrain.fs import FileChecksum
 
@@ -28,6 +36,16 @@ _WRITTEN = {  # module: names that DCP's metadata refer to, besides dtypes
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
 }  # fmt: skip
+_BUILT = (
+    ChunkStorageMetadata, Metadata, MetadataIndex, StorageMeta, TensorProperties, TensorStorageMetadata, _StorageInfo,
+)  # fmt: skip
+_OPCODES = (  # what DCP's metadata consist of
+    pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE,
+    pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.SHORT_BINUNICODE, pickle.BINUNICODE,
+    pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3,
+    pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS,
+    pickle.MEMOIZE, pickle.BINGET, pickle.LONG_BINGET, pickle.STACK_GLOBAL, pickle.REDUCE, pickle.NEWOBJ, pickle.BUILD,
+)  # fmt: skip
 
 
 def read_metadata(directory: Path, files: Sequence[FileChecksum]) -> Metadata:
@@ -37,8 +55,7 @@ def read_metadata(directory: Path, files: Sequence[FileChecksum]) -> Metadata:
         raise ValueError(f"{directory / NAME} is not in checkpoint.json")
     known[NAME].check(directory)
     try:
-        with open(directory / NAME, "rb") as file:
-            metadata = _Unpickler(file).load()
+        metadata = _Unpickler(io.BytesIO((directory / NAME).read_bytes())).load()
         _check(metadata, {name: file.size for name, file in known.items()})
     except OSError:
         raise
@@ -48,12 +65,41 @@ def read_metadata(directory: Path, files: Sequence[FileChecksum]) -> Metadata:
     return metadata
 
 
-class _Unpickler(pickle.Unpickler):
+_InPython: Any = pickle._Unpickler  # type: ignore[attr-defined]
+
+
+class _Unpickler(_InPython):  # type: ignore[misc]
+    """Not the one in C, which allocates as much memory as a single opcode asks for, until the process is killed."""
+
+    dispatch: ClassVar = {code[0]: _InPython.dispatch[code[0]] for code in _OPCODES}
+
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in _WRITTEN.get(module, ()):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no checkpoint needs; it was not called")
+
+    def set_items(self) -> None:
+        """Other keys could be tuples of tuples of tuples, whose hash takes forever."""
+        for key in self.stack[::2]:
+            is_index = isinstance(key, MetadataIndex) and isinstance(key.offset, torch.Size | None)
+            if not isinstance(key.fqn if is_index else key, str):
+                raise pickle.UnpicklingError("it has keys that are no names")
+        self.load_setitems()
+
+    def set_item(self) -> None:
+        """As set_items, which expects the items on a stack of their own."""
+        self.metastack.append(self.stack[:-2])
+        del self.stack[:-2]
+        self.set_items()
+
+    def build(self) -> None:
+        """On anything but a new object of DCP it would change what the whole process uses."""
+        if type(self.stack[-2]) not in _BUILT:
+            raise pickle.UnpicklingError(f"it would change {self.stack[-2]}")
+        self.load_build()
+
+    dispatch |= {pickle.SETITEMS[0]: set_items, pickle.SETITEM[0]: set_item, pickle.BUILD[0]: build}
 
 
 def _check(metadata: Any, known: dict[str, int]) -> None:
@@ -73,5 +119,6 @@ def _check(metadata: Any, known: dict[str, int]) -> None:
     for index, place in (metadata.storage_data or {}).items():
         if not isinstance(place, _StorageInfo) or place.transform_descriptors:
             raise TypeError(f"{index.fqn} is not stored as fasttrain does")
-        if not 0 <= place.offset <= place.offset + place.length <= known.get(place.relative_path, -1):
+        known_size = known.get(place.relative_path, -1) if isinstance(place.relative_path, str) else -1
+        if not 0 <= place.offset <= place.offset + place.length <= known_size:
             raise ValueError(f"{index.fqn} is not within a file of the checkpoint, but in {place.relative_path}")

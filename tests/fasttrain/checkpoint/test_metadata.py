@@ -120,6 +120,31 @@ def test_a_value_of_another_kind_is_named(stolen, changes):
         Checkpoint.read(path)
 
 
+def nested(levels: int) -> bytes:
+    """A tuple of itself twice, of itself twice, ...: few bytes whose hash and text take forever."""
+    return b")" + b"".join(b"\x94h" + bytes([level]) + b"\x86" for level in range(levels))
+
+
+@pytest.mark.parametrize(
+    ("opcodes", "match"),
+    [
+        (b"Nr\xff\xff\xff\x7f.", "not what fasttrain writes"),  # a memo of 2^31 entries: 32 GB
+        (b"\x96\x00\x00\x00\x00\x04\x00\x00\x00.", "not what fasttrain writes"),  # 16 GB of bytes
+        (b"}(" + nested(100) + b"Nu.", "it has keys that are no names"),
+        (b"}" + nested(100) + b"Ns.", "it has keys that are no names"),
+        (b"\x8c\x07pathlib\x8c\x09PosixPath\x93N}\x8c\x04openNs\x86b.", "it would change .*PosixPath"),
+        (b"\x8c\x05torch\x8c\x07float32\x93}b.", "it would change torch.float32"),
+    ],
+    ids=["memo", "bytes", "keys", "key", "class", "dtype"],
+)
+def test_what_pickles_can_do_without_a_call(tmp_path, opcodes, match):
+    """Take all memory or all time, or change a class for the whole process."""
+    (tmp_path / NAME).write_bytes(b"\x80\x04" + opcodes)
+    file = FileChecksum(name=NAME, size=2 + len(opcodes), sha256=sha256_of(tmp_path / NAME))
+    with pytest.raises(ValueError, match=match):
+        read_metadata(tmp_path, [file])
+
+
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_change_is_an_error_or_right(small_run, tmp_path, data):
