@@ -68,7 +68,7 @@ def read_metadata(directory: Path, files: Sequence[FileChecksum]) -> Metadata:
 _InPython: Any = pickle._Unpickler  # type: ignore[attr-defined]
 
 
-class _Unpickler(_InPython):  # type: ignore[misc]
+class _Unpickler(_InPython):
     """Not the one in C, which allocates as much memory as a single opcode asks for, until the process is killed."""
 
     dispatch: ClassVar = {code[0]: _InPython.dispatch[code[0]] for code in _OPCODES}
