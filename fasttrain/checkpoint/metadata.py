@@ -65,10 +65,10 @@ def read_metadata(directory: Path, files: Sequence[FileChecksum]) -> Metadata:
     return metadata
 
 
-_InPython: Any = pickle._Unpickler  # type: ignore[attr-defined]
+_InPython: Any = pickle._Unpickler
 
 
-class _Unpickler(_InPython):
+class _Unpickler(_InPython):  # type: ignore[misc]
     """Not the one in C, which allocates as much memory as a single opcode asks for, until the process is killed."""
 
     dispatch: ClassVar = {code[0]: _InPython.dispatch[code[0]] for code in _OPCODES}
