@@ -1,6 +1,6 @@
 # CI runs these targets verbatim. Everything is installed into .venv by the first target that needs it.
 .DEFAULT_GOAL := help
-.PHONY: help train self-check test test-slow test-gpu test-browser test-eval test-docs test-faults check format bench bench-save bench-long bench-report compiled static clean
+.PHONY: help train self-check test test-slow test-gpu test-browser test-eval test-docs test-faults test-kills test-latest check format bench bench-save bench-long bench-report compiled static clean
 
 VENV    ?= .venv
 PYTHON  ?= python3
@@ -43,6 +43,12 @@ test-docs: $(VENV)/.installed-dev ## the commands of the documentation again, wi
 
 test-faults: $(VENV)/.installed-dev ## inject every fault that a run has to survive, and print what was lost and reported
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults --faults -rs --durations=8
+
+test-kills: $(VENV)/.installed-dev ## 1,000 SIGKILLs at random moments (about an hour; interrupted, it continues where it was)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.many_kills
+
+test-latest: ## the tests with the newest torch and triton, in an environment of its own (several GB)
+	@$(MAKE) --no-print-directory test VENV=.venv-latest INSTALL='$$(BIN)/python -m pip install -qq --upgrade'
 
 check: $(VENV)/.installed-dev ## lint, format, types, layering
 	@$(BIN)/ruff check .

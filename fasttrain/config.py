@@ -182,8 +182,8 @@ class OptimConfig(Bounded):
 class ParallelConfig(Bounded):
     """Where and how the model runs."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: cuda where there is one."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """auto: cuda where there is one; mps: untested."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Of matmuls and activations; weights stay fp32. auto: bf16 on GPUs, fp32 on CPUs. fp16 scales its loss."""
     dp_replicate: Annotated[int, Bounds(1, 10**6)] = 1

@@ -11,6 +11,7 @@ from fasttrain.optimizers import OPTIMIZERS, OptimizerKind
 # Seconds of the host to call the ops of a block's forward pass, by device and whether it is compiled: about ten fused
 # ops or thirty on a GPU (a rule of thumb). Backward takes twice that.
 HOST_SECONDS = {("cuda", True): 60e-6, ("cuda", False): 200e-6, ("cpu", True): 150e-6, ("cpu", False): 400e-6}
+HOST_SECONDS |= {("mps", compiled): HOST_SECONDS["cpu", compiled] for compiled in (True, False)}  # nobody has measured
 
 
 class Parameters(NamedTuple):

@@ -1,5 +1,32 @@
+import importlib
+from collections.abc import Iterable
+from pathlib import Path
+
 import pytest
 import torch
+
+
+def _has_triton() -> bool:
+    try:
+        return bool(importlib.import_module("triton"))
+    except ImportError:
+        return False
+
+
+class _Module(pytest.Module):
+    """Tests that import triton skip, with the reason, where there is none."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            if "triton" in str(error) and not _has_triton():
+                pytest.skip("needs triton")
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    return _Module.from_parent(parent, path=module_path)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

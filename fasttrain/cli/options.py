@@ -151,7 +151,7 @@ RUN_DIRECTORY = option("run", "the directory of a run, as runs/tiny", type=Path,
 MODEL = (  # where a trained model's data is, and what the model runs on
     option("--data", "where the run's data, or its tokenizer, is now, if not where it was", type=Path, metavar="PATH"),
     option("--tokenizer", "tokenizer.json, of data that comes without one", type=Path, metavar="FILE"),
-    option("--device", "auto: cuda where there is one", choices=("auto", "cpu", "cuda"), default="auto"),
+    option("--device", "auto: cuda where there is one", choices=("auto", "cpu", "cuda", "mps"), default="auto"),
     option(
         "--dtype", "auto: fp32; bf16 on GPUs that have it", choices=("auto", "fp32", "bf16", "fp16"), default="auto"
     ),
@@ -161,14 +161,11 @@ MODEL = (  # where a trained model's data is, and what the model runs on
 @contextmanager
 def trained_model(options: argparse.Namespace) -> Iterator[tuple[TrainedModel, Runtime]]:
     """The model of options.run, on what --device and --dtype ask for."""
-    import torch
-
     from fasttrain.config import ParallelConfig
-    from fasttrain.distributed.runtime import start
+    from fasttrain.distributed.runtime import choose_device, start
     from fasttrain.tools.trained_model import load_model
 
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device cuda: torch {torch.__version__} sees no GPU; leave it out, or say --device cpu")
+    choose_device(options.device, option="--device")
     with start(ParallelConfig(device=options.device, precision=options.dtype)) as runtime:
         where = dict(data=options.data, tokenizer=options.tokenizer)
         yield load_model(options.run, device=runtime.device, dtype=runtime.dtype, **where), runtime

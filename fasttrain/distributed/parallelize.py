@@ -70,8 +70,8 @@ def should_compile(parallel: config.ParallelConfig, runtime: Runtime, flops: flo
         raise ValueError(f"parallel.compile is on, but {missing}; install it, or set parallel.compile to auto or off")
     if parallel.compile != "auto":
         return parallel.compile == "on", f"parallel.compile is {parallel.compile}"
-    if missing:
-        return False, missing
+    if missing or runtime.device.type == "mps":
+        return False, missing or "nobody has tried it on mps"
     if runtime.device.type == "cpu" and flops < COMPILE_PAYS:
         return False, "the run is too short to pay for it"
     return True, "auto"

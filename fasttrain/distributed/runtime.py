@@ -89,7 +89,7 @@ def start(parallel: config.ParallelConfig) -> Iterator[Runtime]:
     """Join the ranks of the run; leave them at the end."""
     environment = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
     rank, world_size, local = (int(os.environ.get(name, default)) for name, default in environment)
-    device = _device(parallel.device, local)
+    device = choose_device(parallel.device, local)
     if problem := parallel.indivisible(world_size):
         raise ValueError(problem)
     if device.type == "cuda":
@@ -124,11 +124,18 @@ def start(parallel: config.ParallelConfig) -> Iterator[Runtime]:
         dist.destroy_process_group()
 
 
-def _device(asked: str, local: int) -> torch.device:
+def choose_device(asked: str, local: int = 0, *, option: str = "parallel.device") -> torch.device:
+    """What a process runs on: the one place that decides. local: its number among those of its machine."""
     available = torch.cuda.is_available()
+    if asked == "mps":
+        if not torch.backends.mps.is_available():
+            raise ValueError(f"{option} is mps, but torch {torch.__version__} sees no such device; set it to auto")
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise ValueError(f"{option} is mps, which one process uses alone; start it without torchrun")
+        return torch.device("mps")
     if asked == "cuda" and not available:
         remedy = "set it to cpu or auto, or install a CUDA build of torch and the driver"
-        raise ValueError(f"parallel.device is cuda, but torch {torch.__version__} sees no GPU; {remedy}")
+        raise ValueError(f"{option} is cuda, but torch {torch.__version__} sees no GPU; {remedy}")
     if asked == "cpu" or not available:
         return torch.device("cpu")
     if local >= (count := torch.cuda.device_count()):
@@ -139,9 +146,11 @@ def _device(asked: str, local: int) -> torch.device:
 
 def resolve_precision(asked: str, device: torch.device) -> str:
     """What parallel.precision means on a device."""
+    if device.type == "mps" and asked not in ("auto", "fp32"):
+        raise ValueError(f"parallel.precision is {asked}, and on mps nothing but fp32 is possible; set it to auto")
     if asked != "auto":
         return asked
-    if device.type == "cpu":  # bf16 matmuls of CPUs without units for them take about 50 times as long
+    if device.type != "cuda":  # bf16 matmuls of CPUs without units for them take about 50 times as long
         return "fp32"
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
@@ -149,7 +158,8 @@ def resolve_precision(asked: str, device: torch.device) -> str:
 def _mesh(device: torch.device, world_size: int, dp_replicate: int) -> DeviceMesh:
     axes = {"dp_replicate": dp_replicate} if dp_replicate > 1 else {}
     axes["dp_shard"] = world_size // dp_replicate
-    return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+    kind = "cuda" if device.type == "cuda" else "cpu"  # mps has no collectives, and one rank needs none
+    return init_device_mesh(kind, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
 
 def _store_of_this_start(rank: int, world_size: int, timeout: timedelta) -> dist.Store:

@@ -30,7 +30,7 @@ _SECONDS = 0.3  # of measuring
 # there is time. Small ones measure how threads wait for each other, on a busy machine for 30 ms and more; large ones
 # would be the peak of a small run's resident memory.
 _ENOUGH = 0.03
-_SMALLEST, _LARGEST = 256, {"cpu": 2048, "cuda": 8192}
+_SMALLEST, _LARGEST = 256, {"cpu": 2048, "mps": 2048, "cuda": 8192}
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:

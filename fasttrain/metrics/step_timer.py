@@ -78,5 +78,7 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
     """Seconds of some work outside of the loop. Waits for a GPU."""
     timer = StepTimer(device)
     work()
+    if device.type == "mps":
+        torch.mps.synchronize()
     timer.mark("work")
     return timer.end_step().seconds()["work"]

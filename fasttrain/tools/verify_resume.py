@@ -24,7 +24,7 @@ from fasttrain.checkpoint.compare import Difference, differences, names
 from fasttrain.checkpoint.resume import Change, changed_settings
 from fasttrain.config import Config
 from fasttrain.config_toml import to_toml
-from fasttrain.distributed.runtime import resolve_precision
+from fasttrain.distributed.runtime import choose_device, resolve_precision
 from fasttrain.metrics import device_name
 from fasttrain.tools.run_process import OnProgress, Runs
 from fasttrain.units import plural
@@ -75,7 +75,7 @@ def plan_trial(
     other_ranks: int | None = None,  # None: any other number that is possible; 0: none
 ) -> Trial:
     """The trial that is asked for. Numbers of ranks that cannot be are an error."""
-    gpus = torch.cuda.device_count() if settings.parallel.device != "cpu" else 0
+    gpus = torch.cuda.device_count() if choose_device(settings.parallel.device).type == "cuda" else 0
     ranks = _ranks(settings, gpus, ranks)
     other_ranks = _other_ranks(settings, gpus, ranks, other_ranks)
     short = shortened(settings, steps=steps, save_every=save_every)

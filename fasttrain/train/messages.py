@@ -24,9 +24,8 @@ def at_start(state: TrainState, report: StartReport) -> list[News]:
     settings, runtime, step = state.settings, state.runtime, state.progress.step
     lines = [*summary(settings), *report.plan.lines()]
     blocks = "compiled" if report.compiled else f"not compiled ({report.why_not_compiled})"
-    lines.append(
-        f"{plural(runtime.world_size, 'rank')} on {runtime.device.type} in {runtime.precision}; blocks are {blocks}"
-    )
+    device = "mps, on which nobody has tried fasttrain," if runtime.device.type == "mps" else runtime.device.type
+    lines.append(f"{plural(runtime.world_size, 'rank')} on {device} in {runtime.precision}; blocks are {blocks}")
     lines += [*state.data.notes(), *state.batches.summary(max(settings.batch.steps, step))]
     news: list[News] = [Note(line) for line in lines]
     news += _beginning(state, report)

@@ -102,8 +102,8 @@ def seed_step(seed: int, step: int, dp_rank: int) -> None:
 
 def _to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     """A copy on the host, and the event after which it is there."""
-    if values.device.type == "cpu":
-        return values, None
+    if values.device.type != "cuda":
+        return values.cpu(), None
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
     ready = torch.cuda.Event()
     ready.record()

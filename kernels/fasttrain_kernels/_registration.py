@@ -1,8 +1,8 @@
 """One registered torch op per public function, and one per gradient.
 
-An op has a Triton launcher for CUDA tensors, a CPU implementation, a fake (shapes only, for torch.compile) and a
-gradient. The device of the tensors decides at the call which of the first two runs. Autograd is registered on the op
-itself, so that torch.compile(fullgraph=True), opcheck and eager code all see the same op.
+An op has a Triton launcher for CUDA tensors, an implementation for CPU (and MPS) tensors, a fake (shapes only, for
+torch.compile) and a gradient. The device of the tensors decides at the call which of the first two runs. Autograd is
+registered on the op itself, so that torch.compile(fullgraph=True), opcheck and eager code all see the same op.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ def register(
 
     _LIBRARY.impl(versioned, on_device(triton), "CUDA")
     _LIBRARY.impl(versioned, on_cpu, "CPU")
+    _LIBRARY.impl(versioned, cpu, "MPS")  # torch ops alone: what is in C++ looks at the device
     torch.library.register_fake(f"fasttrain::{versioned}", fake, lib=_LIBRARY)
     torch.library.register_autograd(
         f"fasttrain::{versioned}", backward or _refuse_gradient(name), setup_context=setup_context, lib=_LIBRARY

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +58,25 @@ def wait_for_a_moment(training: Training, before: int, dice: random.Random) -> N
         time.sleep(dice.uniform(0, 0.05))
 
 
-@pytest.mark.faults
-def test_fifty_kills_lose_nothing_but_time(tmp_path: Path, row: Row) -> None:
-    run, dice = tmp_path / "killed", random.Random(5)
+@dataclass(frozen=True)
+class Round:
+    """What became of one run that was killed again and again, and is bitwise the run without kills."""
+
+    kills: int
+    in_a_save: int
+    lost: list[int]  # steps, by each kill
+    resumed: int  # events
+
+
+def kill_again_and_again(directory: Path, seed: int, *options: Any) -> Round:
+    """Runs `killed` and `whole` of a directory; `whole` may be there already."""
+    run, dice, asked = directory / "killed", random.Random(seed), [*LONG, *options]
     lost: list[int] = []
     in_a_save = 0
     for _ in range(KILLS):
         saved = list_checkpoints(run / "checkpoints")
         begun = saved[-1].step if saved else 0
-        with Training(run, *LONG, fault=on_a_slow_disk) as training:
+        with Training(run, *asked, fault=on_a_slow_disk) as training:
             wait_for_a_moment(training, begun, dice)
             training.signal(signal.SIGKILL)
             assert training.ends() == -signal.SIGKILL
@@ -76,23 +87,29 @@ def test_fifty_kills_lose_nothing_but_time(tmp_path: Path, row: Row) -> None:
         newest = saved[-1].step if saved else 0
         assert newest >= begun
         lost.append(max(last_step(run) - newest, 0))
-    finished(run, *LONG)
-    finished(tmp_path / "whole", *LONG)
+    finished(run, *asked)
+    finished(directory / "whole", *asked)
     assert not partial_directories(run)
-    assert in_a_save >= KILLS / 5
     assert max(lost) <= 2 * EVERY  # an interval, and what was trained while the last one was being written
-    killed, whole = read_metrics(run), read_metrics(tmp_path / "whole")
+    killed, whole = read_metrics(run), read_metrics(directory / "whole")
     assert curve(killed, "step") == list(range(1, 151))
     for figure in ("loss", "grad_norm", "valid_tokens", "tokens"):
         assert curve(killed, figure) == curve(whole, figure)
-    torch.testing.assert_close(weights(run), weights(tmp_path / "whole"), rtol=0, atol=0)
-    resumed = len(events(run, "resume"))
+    torch.testing.assert_close(weights(run), weights(directory / "whole"), rtol=0, atol=0)
+    return Round(KILLS, in_a_save, lost, len(events(run, "resume")))
+
+
+@pytest.mark.faults
+def test_fifty_kills_lose_nothing_but_time(tmp_path: Path, row: Row) -> None:
+    found = kill_again_and_again(tmp_path, seed=5)
+    assert found.in_a_save >= KILLS / 5
     row(
         "SIGKILL at random moments",
-        happened=f"{KILLS} kills of one run, {in_a_save} of them in a save; every checkpoint valid after each; losses, "
-        "gradient norms and all tensors at the end are bitwise those of a run without kills",
-        lost=f"at most {max(lost)} steps at once, {sum(lost) / KILLS:.1f} on average, at a checkpoint every {EVERY}",
-        reported=f"{resumed} events `resume`, with the checkpoint",
+        happened=f"{KILLS} kills of one run, {found.in_a_save} of them in a save; every checkpoint valid after each; "
+        "losses, gradient norms and all tensors at the end are bitwise those of a run without kills",
+        lost=f"at most {max(found.lost)} steps at once, {sum(found.lost) / KILLS:.1f} on average, at a checkpoint "
+        f"every {EVERY}",
+        reported=f"{found.resumed} events `resume`, with the checkpoint",
     )
 
 

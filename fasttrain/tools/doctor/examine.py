@@ -34,7 +34,7 @@ def examine(settings: Config, out: Path, *, quick: bool) -> Iterator[MachineFind
     """Findings as they are made. quick: nothing is measured."""
     environment = dict(os.environ)  # of the user: torch sets some variables as it goes
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    on_gpu = gpus > 0 and settings.parallel.device != "cpu"
+    on_gpu = gpus > 0 and settings.parallel.device in ("auto", "cuda")
     for section, findings in (
         ("hardware", chain(machine(), cards())),
         ("limits", limits(gpus=gpus)),
@@ -55,16 +55,17 @@ def examine(settings: Config, out: Path, *, quick: bool) -> Iterator[MachineFind
 def estimate(settings: Config, cores: int) -> Iterator[MachineFinding]:
     """Device, precision, compilation, attention, and how to start on all devices."""
     from fasttrain.distributed.parallelize import should_compile
-    from fasttrain.distributed.runtime import DTYPES, resolve_precision
+    from fasttrain.distributed.runtime import DTYPES, choose_device, resolve_precision
     from fasttrain.flops import flops_per_token
 
     parallel = settings.parallel
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if parallel.device == "cuda" and not gpus:
-        remedy = "set parallel.device to auto, or see above why no GPU is seen"
-        yield MachineFinding("device", "parallel.device is cuda, and torch sees no GPU", "broken", remedy)
+    try:
+        device = choose_device(parallel.device)
+    except ValueError as error:
+        text, _, remedy = str(error).partition("; ")
+        yield MachineFinding("device", text, "broken", remedy)
         return
-    device = torch.device("cuda" if gpus and parallel.device != "cpu" else "cpu")
+    gpus = torch.cuda.device_count() if device.type == "cuda" else 0
     precision = resolve_precision(parallel.precision, device)
     asked = "asked for" if parallel.precision != "auto" else "auto: GPUs take half precision, CPUs do not"
     yield MachineFinding("device", f"{device.type} (parallel.device is {parallel.device})")

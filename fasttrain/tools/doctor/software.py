@@ -54,7 +54,8 @@ def versions(settings: config.Config, *, on_gpu: bool) -> Iterator[MachineFindin
     if cuda and torch.distributed.is_nccl_available():
         nccl = ", NCCL " + ".".join(map(str, torch.cuda.nccl.version()))
     yield MachineFinding("torch", f"{torch.__version__}, built for {build}{nccl}")
-    yield _package("triton", "triton", "broken", "pip install 'triton>=3.7': the kernel library imports it")
+    kernels = "pip install 'triton>=3.7': kernels of GPUs need it"
+    yield _package("triton", "triton", "broken" if on_gpu else "missing", kernels)
     if on_gpu:
         remedy = "pip install 'fasttrain[flash]' (needs nvcc): a further attention backend, the fastest on many GPUs"
         yield _package("flash-attn", "flash-attn", "missing", remedy)

@@ -24,12 +24,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from fasttrain_kernels._checks import check_tensors, rows, shape, wide, wide_dtype
 from fasttrain_kernels._registration import fused_by_compiler, multiprocessor_count, register, warps
+from fasttrain_kernels._triton import tl, triton
 
 _WIDEST = 16384  # features of a row that the registers of one program hold; wider rows take torch ops
 

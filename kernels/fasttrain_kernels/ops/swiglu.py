@@ -15,12 +15,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from fasttrain_kernels._checks import check_tensors, empty_like_contiguous, rows, shape, wide
 from fasttrain_kernels._registration import fused_by_compiler, register, warps
+from fasttrain_kernels._triton import tl, triton
 
 _BLOCK = 1024
 _THREADS = 128  # x 8 bf16: one 128-bit access per thread and tensor

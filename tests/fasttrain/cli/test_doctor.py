@@ -87,7 +87,7 @@ def test_a_wrong_op_and_one_that_fails(tmp_path, capsys, monkeypatch):
 def test_settings_of_the_run_count(tmp_path, capsys):
     code, findings, broken = answer(capsys, "--out", str(tmp_path), "--quick", "--parallel.device", "cuda")
     assert (code, broken) == (1, ["device"])
-    assert findings["device"]["remedy"].startswith("set parallel.device to auto")
+    assert findings["device"]["remedy"].startswith("set it to cpu or auto")
     code, findings, _ = answer(
         capsys, "--out", str(tmp_path), "--quick", "--recipe", "124m", "--parallel.compile", "on"
     )
@@ -102,15 +102,16 @@ def test_a_directory_that_cannot_be_written(capsys):
 
 
 def test_a_machine_without_triton_is_told_so(tmp_path):
-    """Though nothing of the trainer can be imported there."""
+    """Without a GPU it is no obstacle."""
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "from fasttrain.cli.doctor import main\n"
         f"sys.exit(main(['--quick', '--json', '--out', {str(tmp_path)!r}]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
-    assert json.loads(done.stdout)["broken"] == ["triton", "kernel library"]
+    assert done.returncode == 0, done.stderr
+    found = next(f for f in json.loads(done.stdout)["findings"] if f["name"] == "triton")
+    assert (found["level"], found["remedy"]) == ("missing", "pip install 'triton>=3.7': kernels of GPUs need it")
 
 
 def test_an_unknown_option_is_a_mistake(capsys):

@@ -94,7 +94,7 @@ def test_explain_says_why_not():
         "cpp": "device cuda: it runs on CPUs",
         "sdpa": "window=8",
         "triton": "ok",
-        "blocked": "device cuda: it runs on CPUs",
+        "blocked": "device cuda: it runs on CPUs and on MPS",
     }
 
 

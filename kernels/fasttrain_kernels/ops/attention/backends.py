@@ -88,6 +88,8 @@ def _refuse_flash(request: Request) -> str | None:
 
 
 def _refuse_cpp(request: Request) -> str | None:
+    if request.device != "cpu":
+        return "device {device}: it runs on CPUs"
     if (refusal := _refuse_blocked(request)) is not None:
         return refusal
     if request.dtype != torch.float32:
@@ -120,16 +122,16 @@ def _refuse_sdpa(request: Request) -> str | None:
 
 
 def _refuse_triton(request: Request) -> str | None:
-    if request.device == "cpu" and not request.kernels_on_cpu:
-        return "device cpu: it runs on GPUs, and on CPU tensors inside fasttrain_kernels.testing.interpret()"
+    if request.device != "cuda" and not request.kernels_on_cpu:
+        return "device {device}: it runs on GPUs, and on CPU tensors inside fasttrain_kernels.testing.interpret()"
     if request.head_dim > MAX_HEAD_DIM:
         return f"head dimension {{head_dim}}: it takes up to {MAX_HEAD_DIM}"
     return None
 
 
 def _refuse_blocked(request: Request) -> str | None:
-    if request.device != "cpu":
-        return "device {device}: it runs on CPUs"
+    if request.device == "cuda":
+        return "device {device}: it runs on CPUs and on MPS"
     return "inside interpret() the op runs its Triton kernels" if request.kernels_on_cpu else None
 
 

@@ -72,7 +72,7 @@ def _scores(
     if not problem.exact:
         scores.mul_(_factor(problem))
     if visible is not None:
-        scores.masked_fill_(~visible.repeat(problem.group, 1), -torch.inf)
+        scores.masked_fill_(~visible.repeat(problem.group, 1).to(scores.device), -torch.inf)
     return scores, tanh
 
 
@@ -113,7 +113,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:  # (B, T_q, H, D), (S, H, B * T_q)
     """Return out and lse (see layout.empty_lse)."""
     problem = AttentionProblem.of(q, k, cu_seqlens, causal, window, softcap, scale)
-    out = torch.empty(q.shape, dtype=q.dtype)
+    out = q.new_empty(q.shape)
     lse = empty_lse(q)
     streamed, by_row = problem.stream(out), _by_row(lse, problem)
     q, k, v = problem.stream(q), problem.stream(k), problem.stream(v)
@@ -154,10 +154,10 @@ def backward(
     """Return the gradients."""
     problem = AttentionProblem.of(q, k, cu_seqlens, causal, window, softcap, scale)
     heads, kv_heads = problem.num_heads, problem.num_kv_heads
-    dq = torch.empty(q.shape if need_dq else (0,), dtype=q.dtype)
+    dq = q.new_empty(q.shape if need_dq else (0,))
     shapes = (k.shape, v.shape)
     dout, q, k, v = (problem.stream(x) for x in (dout, q, k, v))
-    dk, dv = (torch.zeros(x.shape, dtype=lse.dtype).transpose(1, 2) for x in (k, v))  # (B, Hkv, T_k, D)
+    dk, dv = (lse.new_zeros(x.shape).transpose(1, 2) for x in (k, v))  # (B, Hkv, T_k, D)
     by_token = _by_row(lse, problem).permute(0, 2, 3, 1)[..., None]  # (S, B, T_q, H, 1)
     for rows, keys, visible in _blocks(problem, causal, window):
         query, do, pivot, *inverse = (_by_group(x, rows, kv_heads) for x in (q, dout, *by_token))

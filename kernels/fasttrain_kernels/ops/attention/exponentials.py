@@ -16,9 +16,7 @@ for float32, where the difference comes first: of scores near the maximum, which
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
-from triton.language.extra import libdevice
+from fasttrain_kernels._triton import libdevice, tl, triton
 
 LOG2E = tl.constexpr(1.4426950408889634)
 

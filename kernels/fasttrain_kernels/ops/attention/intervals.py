@@ -16,11 +16,10 @@ comparison per element.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from fasttrain_kernels._registration import runs_triton
+from fasttrain_kernels._triton import tl, triton
 
 NO_LIMIT = -1
 
@@ -71,6 +70,7 @@ def document_bounds(
     """Start and end of each token's document, computed on the device without reading it from the host."""
     num_docs = cu_seqlens.shape[0] - 1
     if not runs_triton(cu_seqlens):
+        cu_seqlens = cu_seqlens.cpu()  # from MPS
         token = torch.arange(num_tokens, dtype=torch.int32)
         document = torch.searchsorted(cu_seqlens, token, right=True).sub_(1).clamp_(0, num_docs - 1)
         return torch.stack((cu_seqlens[document], cu_seqlens[document + 1])).clamp_(0, num_tokens)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
+from fasttrain_kernels._triton import triton
 from fasttrain_kernels.ops.attention.intervals import check_documents, document_bounds, reach
 
 _MAX_STRIDE = 2**23  # a tile of at most 256 rows then spans less than 2^31 elements

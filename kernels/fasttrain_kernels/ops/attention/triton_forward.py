@@ -13,10 +13,9 @@ Letters: M queries of a tile, N keys of a block, D head dimension; a group is th
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
+from fasttrain_kernels._triton import tl, triton
 from fasttrain_kernels.ops.attention.exponentials import exponent_factor, score_factor, scores
 from fasttrain_kernels.ops.attention.intervals import block_ranges, edge_block, interval
 from fasttrain_kernels.ops.attention.layout import AttentionProblem, addressable, empty_lse

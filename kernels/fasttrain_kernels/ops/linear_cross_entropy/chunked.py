@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from fasttrain_kernels._checks import wide_dtype
+from fasttrain_kernels._triton import triton
 from fasttrain_kernels.ops.linear import matmul_out
 from fasttrain_kernels.ops.linear_cross_entropy.chunks import loss_chunk
 from fasttrain_kernels.ops.linear_cross_entropy.cpu import cross_entropy_cpu

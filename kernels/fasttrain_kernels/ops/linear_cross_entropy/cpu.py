@@ -11,7 +11,7 @@ from fasttrain_kernels.ops.linear_cross_entropy.reference import LossOptions
 
 def _softmax_(y: Tensor) -> tuple[Tensor, Tensor]:  # (rows, V) -> (rows,), (rows,)
     """Softmax in place; returns the maximum of each row, and the log of the sum of exp(y - maximum)."""
-    if y.dtype == torch.float32 and not cpp.missing():
+    if y.device.type == "cpu" and y.dtype == torch.float32 and not cpp.missing():
         top, total = cpp.softmax_rows(y)
         return top, total.log()
     top = y.amax(1)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from fasttrain_kernels._registration import warps
+from fasttrain_kernels._triton import triton
 from fasttrain_kernels.ops.linear_cross_entropy.kernels import _cross_entropy_kernel
 from fasttrain_kernels.ops.linear_cross_entropy.reference import LossOptions
 

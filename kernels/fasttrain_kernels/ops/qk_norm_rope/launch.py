@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from fasttrain_kernels._checks import empty_like_contiguous
 from fasttrain_kernels._registration import multiprocessor_count, warps
+from fasttrain_kernels._triton import triton
 from fasttrain_kernels.ops.qk_norm_rope.kernels import (
     _qk_norm_rope_bwd_kernel,
     _qk_norm_rope_fwd_kernel,

@@ -49,14 +49,12 @@ class Builder(stock.InterpreterBuilder):
     def get_bf16(self, value: float) -> Tile:
         return Tile(np.array([value], numpy_dtype(tl.bfloat16)), tl.bfloat16)
 
-    # Memory
+    # Memory. hints: cache, eviction, volatility; from triton 3.9 on, the first two are one
 
-    def create_load(self, pointers: Tile, cache: object, eviction: object, is_volatile: bool) -> Tile:
+    def create_load(self, pointers: Tile, *hints: object) -> Tile:
         return self._load(pointers, None, None)
 
-    def create_masked_load(
-        self, pointers: Tile, mask: Tile, other: Tile | None, cache: object, eviction: object, is_volatile: bool
-    ) -> Tile:
+    def create_masked_load(self, pointers: Tile, mask: Tile, other: Tile | None, *hints: object) -> Tile:
         return self._load(pointers, mask.data, other)
 
     def _load(self, pointers: Tile, mask: np.ndarray | None, other: Tile | None) -> Tile:
@@ -69,10 +67,10 @@ class Builder(stock.InterpreterBuilder):
             fill = _undefined(values).view(bits) if self.poison else np.zeros(1, bits)
         return Tile(self.memory.load(pointers.data, mask, fill, pointers.origin).view(values), dtype)
 
-    def create_store(self, pointers: Tile, value: Tile, cache: object, eviction: object) -> None:
+    def create_store(self, pointers: Tile, value: Tile, *hints: object) -> None:
         self._store(pointers, value.data, None)
 
-    def create_masked_store(self, pointers: Tile, value: Tile, mask: Tile, cache: object, eviction: object) -> None:
+    def create_masked_store(self, pointers: Tile, value: Tile, mask: Tile, *hints: object) -> None:
         self._store(pointers, value.data, mask.data)
 
     def _store(self, pointers: Tile, values: np.ndarray, mask: np.ndarray | None) -> None:
@@ -111,21 +109,17 @@ class Builder(stock.InterpreterBuilder):
 
     # Block pointers and descriptors: Triton's interpreter computes the addresses.
 
-    def create_tensor_pointer_load(
-        self, block: Any, boundary_check: Any, padding: Any, cache: object, eviction: object, is_volatile: bool
-    ) -> Tile:
+    def create_tensor_pointer_load(self, block: Any, boundary_check: Any, padding: Any, *hints: object) -> Tile:
         pointers, mask = block.materialize_pointers(boundary_check)
         pointers.origin = block.base.origin
         return self._load(pointers, mask, _padding(pointers, padding))
 
-    def create_tensor_pointer_store(
-        self, block: Any, value: Tile, boundary_check: Any, cache: object, eviction: object
-    ) -> None:
+    def create_tensor_pointer_store(self, block: Any, value: Tile, boundary_check: Any, *hints: object) -> None:
         pointers, mask = block.materialize_pointers(boundary_check)
         pointers.origin = block.base.origin
         self._store(pointers, value.data, mask)
 
-    def create_descriptor_load(self, descriptor: Any, indices: Any, cache: object, eviction: object) -> Tile:
+    def create_descriptor_load(self, descriptor: Any, indices: Any, *hints: object) -> Tile:
         pointers, mask = descriptor.materialize_pointers(indices)
         pointers.origin = descriptor.base.origin
         return self._load(pointers, mask, _padding(pointers, descriptor.padding))
