@@ -1,6 +1,6 @@
-"""1,000 SIGKILLs (make test-kills): twenty runs, each killed 50 times at random moments, bitwise as without a kill.
+"""1,000 SIGKILLs (make test-kills): runs that are killed up to 50 times at random moments, bitwise as without a kill.
 
-    python -m tests.faults.many_kills [--rounds 20] [--out .kills]
+    python -m tests.faults.many_kills [--kills 1000] [--out .kills]
 
 Takes about an hour. What was done stays in --out: started again, it continues with the next round.
 """
@@ -26,15 +26,16 @@ OPTIONS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=20, help="of 50 kills each")
+    parser.add_argument("--kills", type=int, default=1000, help="at least so many, over runs of up to 50 each")
     parser.add_argument("--out", type=Path, default=Path(".kills"), help="continued if it is there")
     asked = parser.parse_args()
-    for seed in range(asked.rounds):
-        kept = asked.out / f"round-{seed:03}.json"
-        if not kept.exists():
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps(dataclasses.asdict(_round(seed, asked.out / f"round-{seed:03}"))))
-        print(f"{(seed + 1) * 50:,} kills: {_summary(asked.out)}", flush=True)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    rounds = [Round(**json.loads(file.read_text())) for file in sorted(asked.out.glob("round-*.json"))]
+    while sum(done.kills for done in rounds) < asked.kills:
+        name = f"round-{len(rounds):03}"
+        rounds.append(_round(len(rounds), asked.out / name))
+        (asked.out / f"{name}.json").write_text(json.dumps(dataclasses.asdict(rounds[-1])))
+        print(_summary(rounds), flush=True)
 
 
 def _round(seed: int, directory: Path) -> Round:
@@ -47,12 +48,11 @@ def _round(seed: int, directory: Path) -> Round:
     return done
 
 
-def _summary(out: Path) -> str:
-    rounds = [Round(**json.loads(file.read_text())) for file in sorted(out.glob("round-*.json"))]
+def _summary(rounds: list[Round]) -> str:
     lost = [steps for done in rounds for steps in done.lost]
     in_a_save = sum(done.in_a_save for done in rounds)
     return (
-        f"{len(rounds)} runs bitwise equal, all checkpoints valid, {in_a_save} of {len(lost):,} kills in a save, "
+        f"{len(lost):,} kills, {in_a_save} in a save: {len(rounds)} runs bitwise equal, all checkpoints valid, "
         f"lost at most {max(lost)} steps, {sum(lost) / len(lost):.1f} on average (a checkpoint every {EVERY})"
     )
 

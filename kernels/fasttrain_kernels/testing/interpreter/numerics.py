@@ -122,12 +122,12 @@ class Builder(stock.InterpreterBuilder):
     def create_descriptor_load(self, descriptor: Any, indices: Any, *hints: object) -> Tile:
         pointers, mask = descriptor.materialize_pointers(indices)
         pointers.origin = descriptor.base.origin
-        return self._load(pointers, mask, _padding(pointers, descriptor.padding))
+        return self._load(pointers, _lanes(mask), _padding(pointers, descriptor.padding))
 
     def create_descriptor_store(self, descriptor: Any, value: Tile, indices: Any) -> None:
         pointers, mask = descriptor.materialize_pointers(indices)
         pointers.origin = descriptor.base.origin
-        self._store(pointers, value.data, mask)
+        self._store(pointers, value.data, _lanes(mask))
 
     # Casts: numpy and ml_dtypes round to nearest even.
 
@@ -293,6 +293,11 @@ def _min_dot_size(a: tl.block_type, b: tl.block_type) -> tuple[int, int, int]:  
 def _undefined(dtype: np.dtype) -> np.ndarray:
     value = {"b": True, "i": -1, "u": -1}.get(dtype.kind, np.nan)
     return np.array([value]).astype(dtype)
+
+
+def _lanes(mask: Any) -> np.ndarray:
+    """From triton 3.9 on it is a tile."""
+    return mask.data if isinstance(mask, Tile) else mask
 
 
 def _padding(pointers: Tile, padding: object) -> Tile | None:

@@ -36,7 +36,7 @@ def test_everything_that_is_installed_has_its_version():
 def test_no_triton(monkeypatch):
     hide(monkeypatch, "triton")
     triton = found()["triton"]
-    assert (triton.level, triton.value) == ("broken", "triton is not installed")
+    assert (triton.level, triton.value) == ("missing", "triton is not installed")
     assert triton.remedy.startswith("pip install 'triton>=3.7'")
 
 

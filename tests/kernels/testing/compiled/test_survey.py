@@ -1,5 +1,6 @@
 """A covering part of the survey, against the rules and the stored figures."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from fasttrain_kernels.testing.targets import TARGETS
 STORED = Path(__file__).parents[4] / "bench" / "results" / "compiled.json"
 
 
+@pytest.mark.skipif(
+    json.loads(STORED.read_text())["triton"] != triton.__version__, reason="tiles are chosen for another triton's code"
+)
 @pytest.mark.parametrize("op", CASES)
 @pytest.mark.parametrize("target", TARGETS)
 def test_shipped_kernels_compile_without_spills_and_no_worse_than_before(target, op):
@@ -20,9 +24,7 @@ def test_shipped_kernels_compile_without_spills_and_no_worse_than_before(target,
     rows = survey(target, op, quick=True)
     found = [f"{row.key}: {problem}" for row in rows for problem in rules.problems(row)]
     assert not found, "\n".join(found)
-    version, figures = rules.read(STORED)
-    if version != triton.__version__:
-        pytest.skip(f"the stored figures are for triton {version}, this is {triton.__version__}")
+    _, figures = rules.read(STORED)
     update = f"python -m fasttrain_kernels.testing.compiled --stored {STORED} --op {op} --update"
     for row in rows:
         stored = rules.stored_metadata(row, figures)

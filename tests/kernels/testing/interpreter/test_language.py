@@ -87,6 +87,7 @@ def block_pointer_kernel(x, y, M, N, BM: tl.constexpr, BN: tl.constexpr):
         source, sink = tl.advance(source, (0, BN)), tl.advance(sink, (0, BN))
 
 
+@pytest.mark.skipif("have been removed" in (tl.make_block_ptr.__doc__ or ""), reason="triton 3.9 has none")
 @pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 def test_block_pointers_advance_and_clip():
     x, y = torch.randn(5, 20), torch.empty(5, 20)
