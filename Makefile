@@ -1,6 +1,6 @@
 # CI runs these targets verbatim. Everything is installed into .venv by the first target that needs it.
 .DEFAULT_GOAL := help
-.PHONY: help train self-check test test-slow test-gpu test-browser test-eval test-docs test-faults test-kills test-latest check format bench bench-save bench-long bench-report compiled static clean
+.PHONY: help train self-check test test-slow test-gpu test-browser test-eval test-docs test-faults test-kills test-latest nullgpu check format bench bench-save bench-long bench-report compiled static clean
 
 VENV    ?= .venv
 PYTHON  ?= python3
@@ -80,8 +80,18 @@ compiled: $(VENV)/.installed-dev ## every kernel compiled for every GPU target: 
 static: $(VENV)/.installed-dev ## bytes, registers and widths at training shapes, beside the stored ones of Liger and CCE
 	@$(BIN)/python -m bench.static --check
 
+nullgpu: .venv-nullgpu/.installed ## a GPU that computes nothing, for python -m bench.nullgpu: launches, copies, waits, host time
+
+.venv-nullgpu/.installed: $(VENV)/.installed-dev constraints.txt $(wildcard bench/nullgpu/src/* bench/nullgpu/build.py)
+	@echo "installing the CUDA build of torch, without CUDA, into .venv-nullgpu (0.5 GB)"
+	@test -x .venv-nullgpu/bin/python || $(PYTHON) -m venv .venv-nullgpu
+	@.venv-nullgpu/bin/python -m pip install -qq --no-deps 'torch===2.13.0'
+	@$(BIN)/python -m pip freeze --exclude torch --exclude-editable | .venv-nullgpu/bin/python -m pip install -qq --no-deps -r /dev/stdin
+	@.venv-nullgpu/bin/python bench/nullgpu/build.py --site "$$(.venv-nullgpu/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	@touch $@
+
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .venv-latest .venv-nullgpu .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info
 
 $(VENV)/bin/python:
 	@echo "[1/2] creating $(VENV)"
