@@ -8,6 +8,7 @@ registered on the op itself, so that torch.compile(fullgraph=True), opcheck and 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,6 +54,11 @@ def kernels_on_cpu(
         _kernels_on_cpu, _simulated = before
 
 
+def is_simulated() -> bool:
+    """Whether kernels are interpreted, or compiled and not run."""
+    return _kernels_on_cpu
+
+
 def runs_triton(tensor: Tensor) -> bool:
     """Whether an op on this tensor launches Triton kernels."""
     return tensor.is_cuda or _kernels_on_cpu
@@ -67,24 +73,29 @@ def fused_by_compiler(tensor: Tensor) -> bool:
     return torch.compiler.is_compiling() and not runs_triton(tensor)
 
 
+@functools.cache
+def _properties(device: torch.device) -> Any:
+    return torch.cuda.get_device_properties(device)  # which asks for them anew, 4 us at every launch
+
+
 def multiprocessor_count(device: torch.device) -> int:
     """Streaming multiprocessors of a GPU; persistent kernels size their grid by it."""
     if device.type != "cuda":
         return _simulated["multiprocessors"]
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return _properties(device).multi_processor_count
 
 
 def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that one program may use; launch tables choose their tiles by it."""
     if device.type != "cuda":
         return _simulated["shared_memory"]
-    properties = torch.cuda.get_device_properties(device)
+    properties = _properties(device)
     return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
 
 
 def warps(threads: int, device: torch.device) -> int:
     """Warps that make up so many threads. A warp has 32 lanes on NVIDIA and 64 on AMD's CDNA."""
-    size = torch.cuda.get_device_properties(device).warp_size if device.type == "cuda" else _simulated["warp_size"]
+    size = _properties(device).warp_size if device.type == "cuda" else _simulated["warp_size"]
     return max(1, threads // size)
 
 
@@ -119,7 +130,10 @@ def on_device(launcher: Callable[..., Any]) -> Callable[..., Any]:
     """The launcher on the device of its tensors: Triton launches on the current one, which need not be the same."""
 
     def launch(*args: Any) -> Any:
-        with torch.cuda.device(next(a.device for a in args if isinstance(a, Tensor))):
+        device = next(a.device for a in args if isinstance(a, Tensor))
+        if device.index == torch.cuda.current_device():
+            return launcher(*args)
+        with torch.cuda.device(device):
             return launcher(*args)
 
     return launch

@@ -3,12 +3,14 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from fasttrain_kernels import _registration
 
 
-def test_trap_15_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch):
+@pytest.mark.parametrize(("current", "changes"), [(None, False), (1, True)])  # a CPU tensor's index is None
+def test_trap_15_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch, current, changes):
     entered = []
 
     class Device:
@@ -20,10 +22,11 @@ def test_trap_15_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch
         def __exit__(self, *_): ...
 
     monkeypatch.setattr(torch.cuda, "device", Device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
     gate = torch.randn(2, 8)
     implementation = _registration.on_device(lambda gate, up: gate * up)
     torch.testing.assert_close(implementation(gate, gate), gate * gate)
-    assert entered == [gate.device]
+    assert entered == ([gate.device] if changes else [])
 
 
 def test_the_name_of_an_op_changes_with_its_source():

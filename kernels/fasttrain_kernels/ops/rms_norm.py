@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from fasttrain_kernels._checks import check_tensors, rows, shape, wide, wide_dtype
+from fasttrain_kernels._launch import launch, remembered
 from fasttrain_kernels._registration import fused_by_compiler, multiprocessor_count, register, warps
 from fasttrain_kernels._triton import tl, triton
 
@@ -173,10 +174,12 @@ def _sum_partials_kernel(partials, dweight, P, N, ROWS: tl.constexpr, BLOCK: tl.
     tl.store(dweight + col, tl.sum(acc, axis=0).to(dweight.dtype.element_ty), mask=col < N)
 
 
+@remembered
 def _launch_options(
     M: int,
     N: int,
-    loaded: list[Tensor],  # what each iteration reads
+    sizes: tuple[int, ...],  # bytes of an element of each tensor that an iteration reads
+    device: torch.device,
     *,
     min_rows: int,  # for each program, unless that leaves multiprocessors idle
     max_threads: int,  # on a multiprocessor: what its registers and shared memory hold
@@ -186,17 +189,17 @@ def _launch_options(
     # 16 bf16 or 8 float32 per thread: two 128-bit accesses, or one where three tensors are read (two would spill at
     # N = 2048 on sm_100). Nothing spills up to N = 8192. At 16,384, x, dout, weight and dweight of one row fill the
     # registers of a multiprocessor, and backward spills some; 1,024 threads do too.
-    tensor_bytes = 8192 if len(loaded) < 3 else 4096
-    tile_rows = max(1, tensor_bytes // (block * loaded[0].element_size()))
+    tensor_bytes = 8192 if len(sizes) < 3 else 4096
+    tile_rows = max(1, tensor_bytes // (block * sizes[0]))
     threads = 256 if block <= 4096 else 512
     # Bytes in flight hide the latency of memory, some 32 KB for each multiprocessor of an H100. So software
     # pipelining copies the next tiles, 16 to 48 KB, to shared memory while this one is computed. Twice that fits the
     # smallest one (sm_86).
-    tile_bytes = sum(tensor.element_size() for tensor in loaded) * tile_rows * block
+    tile_bytes = sum(sizes) * tile_rows * block
     stages = 3 if tile_bytes <= 16 * 1024 else 2 if tile_bytes <= 48 * 1024 else 1
-    sms = multiprocessor_count(loaded[0].device)
+    sms = multiprocessor_count(device)
     per_sm = min(max_threads // threads, max(1, M // (min_rows * sms)))
-    options = {"ROWS": tile_rows, "BLOCK": block, "STAGES": stages, "num_warps": warps(threads, loaded[0].device)}
+    options = {"ROWS": tile_rows, "BLOCK": block, "STAGES": stages, "num_warps": warps(threads, device)}
     return (min(triton.cdiv(M, tile_rows), sms * per_sm),), options
 
 
@@ -212,9 +215,11 @@ def _forward(
     x, residual = rows(x), None if residual is None else rows(residual)
     M, N = x.shape
     # 16 rows: reading weight once per program then adds at most 1/32 to what the rows move.
-    loaded = [x] if residual is None else [x, residual]
-    grid, options = _launch_options(M, N, loaded, min_rows=16, max_threads=1024 // len(loaded))
-    _rms_norm_fwd_kernel[grid](
+    sizes = (x.itemsize,) if residual is None else (x.itemsize, residual.itemsize)
+    grid, options = _launch_options(M, N, sizes, x.device, min_rows=16, max_threads=1024 // len(sizes))
+    launch(
+        _rms_norm_fwd_kernel,
+        grid,
         *(x, residual, None if weight is None else weight.contiguous(), out, total, rstd),
         *(x.stride(0), 0 if residual is None else residual.stride(0), M, N),
         EPS=eps,
@@ -243,10 +248,12 @@ def _backward(
     M, N = x.shape
     # With dweight, a program reads weight, writes a row of float32, and that is read again: 10 bytes per column beside
     # at least 6 per row and column, so that 64 rows keep it below 3 %.
-    loaded = [dout, x] if dtotal is None else [dout, x, dtotal]
-    grid, options = _launch_options(M, N, loaded, min_rows=64 if need_dweight else 16, max_threads=512)
+    sizes = (dout.itemsize, x.itemsize) if dtotal is None else (dout.itemsize, x.itemsize, dtotal.itemsize)
+    grid, options = _launch_options(M, N, sizes, x.device, min_rows=64 if need_dweight else 16, max_threads=512)
     partials = torch.empty(grid[0], N, dtype=torch.float32, device=x.device) if need_dweight else None
-    _rms_norm_bwd_kernel[grid](
+    launch(
+        _rms_norm_bwd_kernel,
+        grid,
         *(dout, dtotal, x, None if weight is None else weight.contiguous(), rstd, dx if need_dx else None, partials),
         *(dout.stride(0), 0 if dtotal is None else dtotal.stride(0), x.stride(0), M, N),
         OFFSET=offset,
@@ -254,7 +261,17 @@ def _backward(
     )
     if need_dweight:
         block = 32  # narrow: 128 bytes per row, so that many multiprocessors share the work
-        _sum_partials_kernel[(triton.cdiv(N, block),)](partials, dweight, grid[0], N, ROWS=32, BLOCK=block, num_warps=4)
+        launch(
+            _sum_partials_kernel,
+            (triton.cdiv(N, block),),
+            partials,
+            dweight,
+            grid[0],
+            N,
+            ROWS=32,
+            BLOCK=block,
+            num_warps=4,
+        )
     return dx, dweight
 
 
@@ -320,11 +337,11 @@ def _empty_grads(x: Tensor, weight: Tensor | None, need_dx: bool, need_dweight: 
     )
 
 
-def _plain(launch: Callable[..., tuple[Tensor, Tensor | None, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+def _plain(full: Callable[..., tuple[Tensor, Tensor | None, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
     """A forward without a residual stream, as the op rms_norm returns it."""
 
     def forward(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> tuple[Tensor, Tensor]:
-        out, _, rstd = launch(x, None, weight, eps, offset)
+        out, _, rstd = full(x, None, weight, eps, offset)
         return out, rstd
 
     return forward

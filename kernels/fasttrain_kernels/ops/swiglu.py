@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fasttrain_kernels._checks import check_tensors, empty_like_contiguous, rows, shape, wide
+from fasttrain_kernels._launch import launch
 from fasttrain_kernels._registration import fused_by_compiler, register, warps
 from fasttrain_kernels._triton import tl, triton
 
@@ -84,8 +85,18 @@ def _forward(gate: Tensor, up: Tensor) -> Tensor:
     gate, up = rows(gate), rows(up)
     M, F = gate.shape
     num_tiles, block = _tiles(F)
-    _swiglu_fwd_kernel[(M * num_tiles,)](
-        gate, up, out, gate.stride(0), up.stride(0), F, num_tiles, BLOCK=block, num_warps=warps(_THREADS, out.device)
+    launch(
+        _swiglu_fwd_kernel,
+        (M * num_tiles,),
+        gate,
+        up,
+        out,
+        gate.stride(0),
+        up.stride(0),
+        F,
+        num_tiles,
+        BLOCK=block,
+        num_warps=warps(_THREADS, out.device),
     )
     return out
 
@@ -106,7 +117,9 @@ def _launch_backward(
     dout, gate, up = rows(dout), rows(gate), rows(up)
     M, F = gate.shape
     num_tiles, block = _tiles(F)
-    _swiglu_bwd_kernel[(M * num_tiles,)](
+    launch(
+        _swiglu_bwd_kernel,
+        (M * num_tiles,),
         *(dout, gate, up, dgate, dup),
         *(dout.stride(0), gate.stride(0), up.stride(0), grad_stride),
         *(F, num_tiles),

@@ -18,6 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fasttrain_kernels._launch import launch
 from fasttrain_kernels._registration import runs_triton
 from fasttrain_kernels._triton import tl, triton
 
@@ -77,8 +78,16 @@ def document_bounds(
     bounds = torch.empty(2, num_tokens, dtype=torch.int32, device=cu_seqlens.device)
     if num_tokens:
         block, steps = 256, (num_docs - 1).bit_length()
-        _document_bounds_kernel[(triton.cdiv(num_tokens, block),)](
-            cu_seqlens.contiguous(), bounds, num_docs, num_tokens, steps, BLOCK=block, num_warps=4
+        launch(
+            _document_bounds_kernel,
+            (triton.cdiv(num_tokens, block),),
+            cu_seqlens.contiguous(),
+            bounds,
+            num_docs,
+            num_tokens,
+            steps,
+            BLOCK=block,
+            num_warps=4,
         )
     return bounds
 

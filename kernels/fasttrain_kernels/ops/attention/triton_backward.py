@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fasttrain_kernels._launch import launch
 from fasttrain_kernels._triton import tl, triton
 from fasttrain_kernels.ops.attention.exponentials import exponent_factor, score_factor, scores
 from fasttrain_kernels.ops.attention.intervals import block_ranges, edge_block, interval
@@ -219,7 +220,9 @@ def _attention_query_gradient_kernel(
 def _delta_of_out(dout: Tensor, out: Tensor, delta: Tensor, problem: AttentionProblem) -> None:
     tile = delta_tile(dout)
     num_tiles = triton.cdiv(problem.num_queries, tile.own)
-    _attention_delta_kernel[(problem.batch * num_tiles * problem.num_heads,)](
+    launch(
+        _attention_delta_kernel,
+        (problem.batch * num_tiles * problem.num_heads,),
         *(dout, out, delta),
         *(*dout.stride()[:3], out.stride(1), delta.stride(0), problem.num_queries, num_tiles, problem.num_heads),
         D=problem.head_dim,
@@ -260,7 +263,9 @@ def backward(
         if problem.one_query:
             tile = one_query_tile(q, problem.block_d)
         num_tiles = triton.cdiv(problem.num_queries, tile.own)
-        _attention_query_gradient_kernel[(problem.batch * problem.num_heads * num_tiles,)](
+        launch(
+            _attention_query_gradient_kernel,
+            (problem.batch * problem.num_heads * num_tiles,),
             *(q, k, v, dout, lse, delta, dq, problem.documents),
             *(*strides, problem.num_heads * problem.head_dim, lse.stride(1)),
             *(*sizes, num_tiles, problem.num_kv_heads, problem.group),
@@ -283,7 +288,9 @@ def backward(
         if problem.one_query:
             tile = one_query_tile(q, problem.block_d).swapped()
         num_tiles = triton.cdiv(problem.num_keys, tile.own)
-        _attention_key_gradient_kernel[(problem.batch * problem.num_kv_heads * num_tiles,)](
+        launch(
+            _attention_key_gradient_kernel,
+            (problem.batch * problem.num_kv_heads * num_tiles,),
             *(q, k, v, dout, lse, delta, dk, dv, problem.documents),
             *(*strides, problem.num_kv_heads * problem.head_dim, lse.stride(1)),
             *(*sizes, num_tiles, problem.num_kv_heads, problem.group),

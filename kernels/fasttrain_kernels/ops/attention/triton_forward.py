@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fasttrain_kernels._launch import launch
 from fasttrain_kernels._triton import tl, triton
 from fasttrain_kernels.ops.attention.exponentials import exponent_factor, score_factor, scores
 from fasttrain_kernels.ops.attention.intervals import block_ranges, edge_block, interval
@@ -122,7 +123,9 @@ def forward(
     q, k, v = (addressable(problem.stream(x)) for x in (q, k, v))
     tile = one_query_tile(q, problem.block_d) if problem.one_query else forward_tile(q, problem.block_d)
     num_tiles = triton.cdiv(problem.num_queries, tile.own)
-    _attention_fwd_kernel[(problem.batch * problem.num_heads * num_tiles,)](
+    launch(
+        _attention_fwd_kernel,
+        (problem.batch * problem.num_heads * num_tiles,),
         *(q, k, v, out, lse, problem.documents),
         *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], problem.num_heads * problem.head_dim, lse.stride(1)),
         *(problem.num_queries, problem.num_keys, num_tiles, problem.num_kv_heads, problem.group),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fasttrain_kernels._launch import launch
 from fasttrain_kernels._registration import warps
 from fasttrain_kernels._triton import triton
 from fasttrain_kernels.ops.linear_cross_entropy.kernels import _cross_entropy_kernel
@@ -33,7 +34,9 @@ def cross_entropy_triton(
     correct = torch.empty(rows if stats else 0, dtype=torch.int8, device=logits.device)
     block = _TWO_PASS_BLOCK if coef is not None and options.softcap is None else _BLOCK
     block = min(block, triton.next_power_of_2(logits.shape[1]))
-    _cross_entropy_kernel[(rows,)](
+    launch(
+        _cross_entropy_kernel,
+        (rows,),
         *(logits, target, coef, loss, lse, entropy, correct),
         *(V, logits.shape[1], options.ignore_index),
         *(options.z_loss, options.label_smoothing, options.softcap or 0.0),

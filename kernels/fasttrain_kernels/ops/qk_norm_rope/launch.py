@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fasttrain_kernels._checks import empty_like_contiguous
+from fasttrain_kernels._launch import launch, remembered
 from fasttrain_kernels._registration import multiprocessor_count, warps
 from fasttrain_kernels._triton import triton
 from fasttrain_kernels.ops.qk_norm_rope.kernels import (
@@ -26,6 +27,7 @@ _BACKWARD_PROGRAMS_PER_SM = 3  # 168 registers x 128 threads x 3 fill a register
 _MAX_HEADS = 8
 
 
+@remembered
 def _layout(Hq: int, Hk: int, D: int, R: int, interleaved: bool, tile: int) -> dict[str, Any]:
     """The split of heads into tiles: TOKENS x HEADS heads, each of HALF pairs (padded)."""
     half = triton.next_power_of_2(triton.cdiv(D, 2))
@@ -64,7 +66,9 @@ def forward(
         return q_out, k_out
     q, k, cos, sin = map(_last_contiguous, (q, k, cos, sin))
     layout = _layout(Hq, Hk, D, 2 * cos.shape[1], interleaved, _FORWARD_TILE)
-    _qk_norm_rope_fwd_kernel[(triton.cdiv(B * T, layout["TOKENS"]),)](
+    launch(
+        _qk_norm_rope_fwd_kernel,
+        (triton.cdiv(B * T, layout["TOKENS"]),),
         *(q, k, _contiguous(q_weight), _contiguous(k_weight), cos, sin, positions, q_out, k_out),
         *(*_strides(q), *_strides(k), cos.stride(0), sin.stride(0), *_position_strides(positions)),
         *(T, B * T, cos.shape[0]),
@@ -102,7 +106,9 @@ def backward(
     if num_weights:  # a persistent kernel keeps the partial sums few
         P = min(P, _BACKWARD_PROGRAMS_PER_SM * multiprocessor_count(cos.device))
     partials = torch.empty((num_weights, P, D), dtype=torch.float32, device=cos.device)
-    _qk_norm_rope_bwd_kernel[(P,)](
+    launch(
+        _qk_norm_rope_bwd_kernel,
+        (P,),
         *(dq_out, dk_out, q, k, _contiguous(q_weight), _contiguous(k_weight), cos, sin, positions, dq, dk, partials),
         *(*_strides(dq_out), *_strides(dk_out), *_strides(q), *_strides(k)),
         *(cos.stride(0), sin.stride(0), *_position_strides(positions), T, B * T, cos.shape[0]),
@@ -119,7 +125,9 @@ def backward(
     )
     if num_weights:
         cols = min(32, triton.next_power_of_2(D))
-        _sum_partials_kernel[(triton.cdiv(D, cols),)](
+        launch(
+            _sum_partials_kernel,
+            (triton.cdiv(D, cols),),
             *(partials, dq_weight, dk_weight, P),
             D=D,
             ROWS=128,
