@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fasttrain_kernels._checks import check_tensors, rows, shape, wide, wide_dtype
 from fasttrain_kernels._launch import launch, remembered
-from fasttrain_kernels._registration import fused_by_compiler, multiprocessor_count, register, warps
+from fasttrain_kernels._registration import call, fused_by_compiler, multiprocessor_count, register, warps
 from fasttrain_kernels._triton import tl, triton
 
 _WIDEST = 16384  # features of a row that the registers of one program hold; wider rows take torch ops
@@ -381,7 +381,7 @@ def _rms_norm_gradients(ctx: Any, dout: Tensor | None, drstd: None) -> tuple[Ten
     if dout is None:
         return None, None, None, None
     x, weight, rstd = ctx.saved_tensors
-    dx, dweight = _rms_norm_backward(dout, x, weight, rstd, ctx.offset, need_dx, need_dweight)
+    dx, dweight = call(_rms_norm_backward, dout, x, weight, rstd, ctx.offset, need_dx, need_dweight)
     return dx if need_dx else None, dweight if need_dweight else None, None, None
 
 
@@ -401,7 +401,7 @@ def _add_rms_norm_gradients(
     d, dweight = dtotal, None  # where only the new residual stream has been used, its gradient passes through
     if dnormed is not None:
         need_d = need_x or need_residual
-        d, dweight = _add_rms_norm_backward(dnormed, dtotal, *ctx.saved_tensors, need_d, need_dweight)
+        d, dweight = call(_add_rms_norm_backward, dnormed, dtotal, *ctx.saved_tensors, need_d, need_dweight)
     dx, dresidual = (
         d.to(dtype) if need and d is not None else None
         for need, dtype in zip((need_x, need_residual), ctx.dtypes, strict=True)
@@ -450,7 +450,7 @@ def rms_norm(
         raise ValueError(f"rms_norm: offset {offset} is added to a weight, and weight is None; pass one or drop offset")
     if fused_by_compiler(x):
         return rms_norm_reference(x, weight, eps=eps, offset=offset)
-    return _rms_norm(x, weight, eps, offset)[0]
+    return call(_rms_norm, x, weight, eps, offset)[0]
 
 
 def add_rms_norm(
@@ -470,5 +470,5 @@ def add_rms_norm(
     _check("add_rms_norm", x, weight)
     if fused_by_compiler(x):
         return add_rms_norm_reference(x, residual, weight, eps=eps)
-    normed, total, _ = _add_rms_norm(x, residual, weight, eps)
+    normed, total, _ = call(_add_rms_norm, x, residual, weight, eps)
     return normed, total

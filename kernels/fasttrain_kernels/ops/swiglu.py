@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fasttrain_kernels._checks import check_tensors, empty_like_contiguous, rows, shape, wide
 from fasttrain_kernels._launch import launch
-from fasttrain_kernels._registration import fused_by_compiler, register, warps
+from fasttrain_kernels._registration import call, fused_by_compiler, register, warps
 from fasttrain_kernels._triton import tl, triton
 
 _BLOCK = 1024
@@ -177,7 +177,7 @@ _swiglu_packed_backward = register(
 
 def _differentiate(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None]:
     need_dgate, need_dup = ctx.needs_input_grad
-    dgate, dup = _swiglu_backward(dout, *ctx.saved_tensors, need_dgate, need_dup)
+    dgate, dup = call(_swiglu_backward, dout, *ctx.saved_tensors, need_dgate, need_dup)
     return dgate if need_dgate else None, dup if need_dup else None
 
 
@@ -198,7 +198,7 @@ _swiglu_packed = register(
     triton=lambda gate_up: _forward(*gate_up.chunk(2, dim=-1)),
     cpu=lambda gate_up: swiglu_reference(*gate_up.chunk(2, dim=-1)).contiguous(),
     fake=lambda gate_up: gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2),
-    backward=lambda ctx, dout: _swiglu_packed_backward(dout, *ctx.saved_tensors),
+    backward=lambda ctx, dout: call(_swiglu_packed_backward, dout, *ctx.saved_tensors),
     setup_context=_save_inputs,
 )
 
@@ -212,9 +212,9 @@ def swiglu(
     if up is None:
         if gate.shape[-1] % 2:
             raise ValueError(f"swiglu: packed gate and up {shape(gate)} must have an even last dimension")
-        return swiglu_reference(*gate.chunk(2, dim=-1)) if fused_by_compiler(gate) else _swiglu_packed(gate)
+        return swiglu_reference(*gate.chunk(2, dim=-1)) if fused_by_compiler(gate) else call(_swiglu_packed, gate)
     if gate.shape != up.shape:
         raise ValueError(f"swiglu: gate {shape(gate)} and up {shape(up)} must have the same shape")
     if gate.dtype != up.dtype:
         raise TypeError(f"swiglu: gate is {gate.dtype} and up {up.dtype}; cast them to one dtype")
-    return swiglu_reference(gate, up) if fused_by_compiler(gate) else _swiglu(gate, up)
+    return swiglu_reference(gate, up) if fused_by_compiler(gate) else call(_swiglu, gate, up)

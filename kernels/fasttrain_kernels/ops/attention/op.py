@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from fasttrain_kernels._checks import autocast_dtype, check_tensors, shape
-from fasttrain_kernels._registration import register
+from fasttrain_kernels._registration import call, register
 from fasttrain_kernels.ops.attention import backends, blocked, cpp, triton_backward, triton_forward
 from fasttrain_kernels.ops.attention.layout import empty_lse
 
@@ -60,7 +60,7 @@ def _registered(name: str, cpu: ModuleType) -> OpOverload[..., tuple[Tensor, Ten
         if dout is None:
             return (None,) * 8
         q, k, v, out, lse, cu_seqlens = ctx.saved_tensors
-        grads = backward_op(dout, q, k, v, out, lse, cu_seqlens, *ctx.options, *needed)
+        grads = call(backward_op, dout, q, k, v, out, lse, cu_seqlens, *ctx.options, *needed)
         return *(grad if need else None for grad, need in zip(grads, needed, strict=True)), *(None,) * 5
 
     return register(
@@ -109,7 +109,7 @@ def attention(
     if chosen == "flash":
         return backends.flash(q, k, v, cu_seqlens, causal, window, softcap, scale)
     op = _attention_cpp if chosen == "cpp" else _attention
-    return op(q, k, v, cu_seqlens, causal, window, softcap, scale)[0]
+    return call(op, q, k, v, cu_seqlens, causal, window, softcap, scale)[0]
 
 
 def attention_backend(

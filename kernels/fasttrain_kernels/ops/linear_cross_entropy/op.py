@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fasttrain_kernels._checks import autocast_dtype, check_tensors, shape, wide_dtype
-from fasttrain_kernels._registration import register, runs_triton
+from fasttrain_kernels._registration import call, register, runs_triton
 from fasttrain_kernels.ops.linear_cross_entropy.chunked import chunked_forward
 from fasttrain_kernels.ops.linear_cross_entropy.chunks import dweight_dtype
 from fasttrain_kernels.ops.linear_cross_entropy.reference import LossOptions, TokenStats
@@ -175,7 +175,7 @@ def _tokens_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _tokens_differentiate(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     need_dhidden, need_dweight, *_ = ctx.needs_input_grad
-    dhidden, dweight = _tokens_backward_op(dout, *ctx.saved_tensors, *ctx.options, need_dhidden, need_dweight)
+    dhidden, dweight = call(_tokens_backward_op, dout, *ctx.saved_tensors, *ctx.options, need_dhidden, need_dweight)
     return (dhidden if need_dhidden else None, dweight if need_dweight else None, *(None,) * 6)
 
 
@@ -252,11 +252,11 @@ def linear_cross_entropy(
     weights = None if token_weight is None else token_weight.reshape(-1)
     options = (ignore_index, z_loss, label_smoothing, softcap)
     if reduction == "none":
-        return _tokens_op(rows, weight, labels, weights, *options).reshape(target.shape)
+        return call(_tokens_op, rows, weight, labels, weights, *options).reshape(target.shape)
     # Asked here, not in the op: under no_grad the op would otherwise compute unused gradients.
     grad = torch.is_grad_enabled()
     needs = (grad and hidden.requires_grad, grad and weight.requires_grad)
-    return _linear_cross_entropy(rows, weight, labels, weights, *options, reduction == "mean", *needs)[0]
+    return call(_linear_cross_entropy, rows, weight, labels, weights, *options, reduction == "mean", *needs)[0]
 
 
 @torch.no_grad()
@@ -273,7 +273,7 @@ def linear_cross_entropy_stats(
     """Loss, lse, entropy and hit of every token, for evaluation: no gradients, and float32 logits."""
     _check(hidden, weight, target, None, label_smoothing, softcap)
     rows, labels = _flat(hidden, target)
-    columns = _stats_op(rows, weight, labels, ignore_index, z_loss, label_smoothing, softcap)
+    columns = call(_stats_op, rows, weight, labels, ignore_index, z_loss, label_smoothing, softcap)
     return TokenStats(*(column.reshape(target.shape) for column in columns))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fasttrain_kernels._checks import check_tensors, empty_like_contiguous, shape, wide
-from fasttrain_kernels._registration import fused_by_compiler, register
+from fasttrain_kernels._registration import call, fused_by_compiler, register
 from fasttrain_kernels.ops.qk_norm_rope.launch import backward, empty_grads, forward
 from fasttrain_kernels.ops.qk_norm_rope.reference import qk_norm_rope_reference, rotate, table_rows
 
@@ -101,7 +101,7 @@ def _gradients(ctx: Any, dq_out: Tensor | None, dk_out: Tensor | None) -> tuple[
     wanted = [needs[i] and dout is not None for i, dout in enumerate((dq_out, dk_out, dq_out, dk_out))]
     if not any(wanted):
         return (None,) * 9
-    grads = _qk_norm_rope_backward(dq_out, dk_out, *ctx.saved_tensors, ctx.eps, ctx.interleaved, wanted)
+    grads = call(_qk_norm_rope_backward, dq_out, dk_out, *ctx.saved_tensors, ctx.eps, ctx.interleaved, wanted)
     return *(grad if want else None for grad, want in zip(grads, wanted, strict=True)), *(None,) * 5
 
 
@@ -138,7 +138,7 @@ def qk_norm_rope(
         return qk_norm_rope_reference(
             q, k, q_weight, k_weight, cos, sin, positions=positions, eps=eps, interleaved=interleaved
         )
-    return _qk_norm_rope(q, k, q_weight, k_weight, cos, sin, positions, eps, interleaved)
+    return call(_qk_norm_rope, q, k, q_weight, k_weight, cos, sin, positions, eps, interleaved)
 
 
 def _check(
