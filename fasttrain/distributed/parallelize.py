@@ -68,6 +68,11 @@ def should_compile(parallel: config.ParallelConfig, runtime: Runtime, flops: flo
     missing = missing_compiler() if runtime.device.type == "cpu" else ""
     if parallel.compile == "on" and missing:
         raise ValueError(f"parallel.compile is on, but {missing}; install it, or set parallel.compile to auto or off")
+    if parallel.compile != "off" and parallel.recompute != "none" and torch.__version__ >= (2, 15):
+        fails = f"torch {torch.__version__} cannot compile blocks that are recomputed"
+        if parallel.compile == "on":
+            raise ValueError(f"parallel.compile is on, but {fails}; set parallel.compile to auto or off")
+        return False, fails
     if parallel.compile != "auto":
         return parallel.compile == "on", f"parallel.compile is {parallel.compile}"
     if missing or runtime.device.type == "mps":

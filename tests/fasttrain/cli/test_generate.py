@@ -104,7 +104,7 @@ def test_the_end_of_the_context(small_run, capsys):
         (("--prompt", "a", "--temperature", "-1"), "--temperature: '-1' must be a finite number from 0 to 1_000"),
         (("--prompt", "a", "--top-p", "0"), "--top-p: '0' must be a finite number above 0 and at most 1"),
         (("--prompt", "a", "--tokens", "0"), "'0' must be a whole number from 1 to 1_000_000"),
-        (("--prompt", "a", "--device", "cuda"), "--device cuda: torch"),
+        (("--prompt", "a", "--device", "cuda"), "--device is cuda, but torch"),
         (("--prompt", "a", "--data", "/nowhere"), "/nowhere"),
         (("--prompt-file", "/nowhere"), "/nowhere"),
         (("--prompt", "a", "--top-q", "1"), "--top-q"),

@@ -182,7 +182,7 @@ def test_the_digest_is_of_the_settings_and_not_of_their_place():
     ],
 )
 def test_numbers_of_ranks_that_are_possible(gpus, words, expected):
-    with patch("torch.cuda.device_count", lambda: gpus):
+    with patch("torch.cuda.device_count", lambda: gpus), patch("torch.cuda.is_available", lambda: gpus > 0):
         trial = plan_trial(small(*words), steps=4, kill_at=2)
     assert (trial.ranks, trial.other_ranks) == expected
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fasttrain.config import ModelConfig, ParallelConfig
-from fasttrain.distributed.parallelize import before_backward, parallelize
+from fasttrain.distributed.parallelize import before_backward, parallelize, should_compile
 from fasttrain.distributed.runtime import start
 from fasttrain.model import Decoder
 from tests.ranks import run_ranks
@@ -104,3 +105,13 @@ def test_what_is_costly_is_computed_again_only_if_everything_is(recompute, again
     assert products == LAYERS * 4 * (3 + again)
     attention = {name: count for name, count in called.counts.items() if name.startswith("attention_cpp")}
     assert attention == {"attention_cpp": LAYERS * (1 + again), "attention_cpp_backward": LAYERS}
+
+
+def test_torch_2_15_does_not_compile_blocks_that_are_recomputed(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.15.0"))
+    cpu = SimpleNamespace(device=torch.device("cpu"))
+    compiled, why = should_compile(ParallelConfig(recompute="selective"), cpu, 1e30)
+    assert (compiled, why) == (False, "torch 2.15.0 cannot compile blocks that are recomputed")
+    with pytest.raises(ValueError, match=r"parallel.compile is on, but torch 2.15.0 cannot .* to auto or off"):
+        should_compile(ParallelConfig(recompute="full", compile="on"), cpu, 1e30)
+    assert should_compile(ParallelConfig(), cpu, 1e30)[0]

@@ -342,7 +342,8 @@ def test_a_run_that_is_too_short_to_pay_for_it_is_not_compiled(tmp_path, capsys)
 
 
 def test_two_ranks_compile_their_blocks_under_fsdp(tmp_path):
-    options = ["--batch.steps", 3, "--parallel.recompute", "selective", "--validation.every", 0]
+    recompute = "none" if torch.__version__ >= (2, 15) else "selective"
+    options = ["--batch.steps", 3, "--parallel.recompute", recompute, "--validation.every", 0]
     eager = train(tmp_path / "eager", *options)
     compiled = train(tmp_path / "compiled", *options, "--parallel.compile", "on", world=2)
     assert curve(compiled) == pytest.approx(curve(eager), rel=1e-5)
