@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -101,8 +102,14 @@ class HashedFile(io.BufferedWriter):
 def sha256_of(path: Path) -> str:
     with open(path, "rb", buffering=0) as file:
         # Pages that are still in memory would say nothing about the disk. (Those not yet written are not dropped.)
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        advise(file.fileno(), "DONTNEED")
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def advise(descriptor: int, advice: str, offset: int = 0, size: int = 0) -> None:
+    """Tell the system how a file, or a part of it, is read; macOS does not listen."""
+    if sys.platform != "darwin":
+        os.posix_fadvise(descriptor, offset, size, getattr(os, f"POSIX_FADV_{advice}"))
 
 
 def sync(path: Path) -> None:
