@@ -25,6 +25,7 @@ class ExitCode(IntEnum):
     STOPPED = 3, "the monitor ended the run: `stop`"
     NOT_SAVED = 4, "its last state is not saved: `not saved`"
     RANK_FAILURE = 5, "another rank died or hangs: `rank failure`"
+    LOST_FILES = 6, "its data or its directory was lost under it: `lost files`; what it has trained is saved"
 
 
 class Severity(StrEnum):
@@ -84,6 +85,8 @@ class EventKind(StrEnum):
         "change the first cause or two; `fasttrain plan --search` compares settings without a GPU")
     VALIDATION = ("validation", Severity.WARNING, "a validation loss is worse than guessing",
         "check that the set has the tokenizer of the training data, and that the training loss is fine")
+    ACCESSORY = ("accessory", Severity.WARNING, "a sample, the report, TensorBoard, W&B ... failed; training continues",
+        "do what the error asks for; TensorBoard and W&B are back with the next start")
     SAMPLE = "sample", Severity.INFO, "a text that the model wrote"
     FAILED_SAVE = ("failed save", Severity.ERROR, "a checkpoint could not be saved; it is retried",
         "free disk space, or do what the error asks for, while the run lives")
@@ -102,6 +105,8 @@ class EventKind(StrEnum):
         "lower optim.lr or optim.clip, raise optim.warmup, and resume from before it: `--resume RUN@STEP --out NEW`")
     NOT_SAVED = ("not saved", Severity.ERROR, "the run ended, and its last state is not saved",
         "free disk space and start it again: it resumes from its last checkpoint")
+    LOST_FILES = ("lost files", Severity.ERROR, "data cannot be read any more, or the run's directory is gone; saved",
+        "put the files back, and continue as the text says")
     SIGNAL = ("signal", Severity.INFO, "the run was asked to stop; it saved and ended",
         "the same command resumes it")
     EARLY_STOP = ("early stop", Severity.INFO, "the validation loss has not improved for validation.patience times",
@@ -112,7 +117,7 @@ class EventKind(StrEnum):
 
 _BY_VALUE = {kind.value: kind for kind in EventKind}
 STARTS = (EventKind.START, EventKind.RESUME)
-FAILURES = (EventKind.NOT_SAVED, EventKind.RANK_FAILURE)
+FAILURES = (EventKind.NOT_SAVED, EventKind.RANK_FAILURE, EventKind.LOST_FILES)
 ENDS = (EventKind.FINISH, EventKind.SIGNAL, EventKind.STOP, EventKind.EARLY_STOP, *FAILURES)
 
 

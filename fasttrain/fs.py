@@ -106,10 +106,12 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def advise(descriptor: int, advice: str, offset: int = 0, size: int = 0) -> None:
-    """Tell the system how a file, or a part of it, is read; macOS does not listen."""
+def advise(descriptor: int, advice: str, begins: Iterable[int] = (0,), size: int = 0) -> None:
+    """Tell the system how a file, or `size` bytes from each begin, is going to be read; macOS has no such call."""
     if sys.platform != "darwin":
-        os.posix_fadvise(descriptor, offset, size, getattr(os, f"POSIX_FADV_{advice}"))
+        meaning = getattr(os, f"POSIX_FADV_{advice}")
+        for begin in begins:
+            os.posix_fadvise(descriptor, begin, size, meaning)
 
 
 def sync(path: Path) -> None:
@@ -197,6 +199,15 @@ def close_inherited_locks() -> None:
     for lock in _held:
         os.close(lock)
     _held.clear()
+
+
+def is_in_place(lock: Path) -> bool:
+    """Whether a file is still the one that this process locked: its directory was not deleted, moved or replaced."""
+    try:
+        found = os.stat(lock)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return any(os.path.samestat(os.fstat(held), found) for held in _held)
 
 
 def is_locked(path: Path) -> bool:

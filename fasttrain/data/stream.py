@@ -79,7 +79,9 @@ class TokenStream:
             shard, end = self._shard(number), self._ends[number]
             rows = np.flatnonzero(numbers == number)
             within = starts[rows] + length <= end
-            shard.fill(out, rows[within], starts[rows[within]] - (end - len(shard)))
+            if np.count_nonzero(within) == len(starts):
+                return shard.windows(starts - (end - len(shard)), length)
+            out[rows[within]] = shard.windows(starts[rows[within]] - (end - len(shard)), length)
             for row in rows[~within]:  # it runs over the end of the shard
                 here = int(end - starts[row])
                 out[row, :here] = shard.read(len(shard) - here, len(shard))
@@ -130,26 +132,20 @@ class TokenFile:
         return self._count
 
     def read(self, start: int, stop: int) -> np.ndarray:  # -> (stop - start,)
-        out = np.empty(stop - start, self._dtype)
-        self._read_into(out, start)
-        return out
+        return self.windows(np.array([start]), stop - start)[0]
 
-    def fill(self, out: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> None:  # (B, length), (n,), (n,) int64
-        """Read a window from each start into its row."""
-        begins = starts.tolist()
-        for start in begins:  # ask for all of them first: they then come at once, not one after the other
-            advise(self._file.fileno(), "WILLNEED", self._header + start * self._dtype.itemsize, out[0].nbytes)
-        for row, start in zip(rows.tolist(), begins, strict=True):
-            self._read_into(out[row], start)
-
-    def _read_into(self, out: np.ndarray, start: int) -> None:
+    def windows(self, starts: np.ndarray, length: int) -> np.ndarray:  # (n,) int64 -> (n, length)
+        file, size = self._file.fileno(), length * self._dtype.itemsize
+        begins = (self._header + starts * self._dtype.itemsize).tolist()
         try:
-            size = os.preadv(self._file.fileno(), [out], self._header + start * self._dtype.itemsize)
+            advise(file, "WILLNEED", begins, size)  # all of them then come at once, not one after the other
+            data = b"".join([os.pread(file, size, begin) for begin in begins])
         except OSError as error:  # which names no file
             error.filename = str(self._path)
             raise
-        if size < out.nbytes:
+        if len(data) < size * len(begins):
             raise self._truncated()
+        return np.frombuffer(data, self._dtype).reshape(len(begins), length)
 
     def _truncated(self) -> OSError:
         size, expected = os.fstat(self._file.fileno()).st_size, self._header + self._count * self._dtype.itemsize

@@ -13,7 +13,7 @@ from fasttrain.train.results import Results
 from fasttrain.train.rollback import handle_anomaly
 from fasttrain.train.state import TrainState
 from fasttrain.train.step import train_step
-from fasttrain.train.validate import validate
+from fasttrain.train.validate import sample, validate
 
 
 def train(
@@ -27,7 +27,9 @@ def train(
     )  # fmt: skip
     with (
         Prefetcher(state.micro_batches, ahead=settings.data.prefetch, stop=settings.batch.steps) as loader,
-        Checkpoints(state.rundir.checkpoints, settings.checkpoint, group=runtime.checkpoint_group) as saver,
+        Checkpoints(
+            state.rundir.checkpoints, settings.checkpoint, group=runtime.checkpoint_group, lock=state.rundir.lock
+        ) as saver,
         profiler,
         runtime.hang_detector.naming_failed_ranks(),  # innermost: closing what is above may itself hang then
     ):
@@ -35,11 +37,11 @@ def train(
         timer.mark("start")
         timer.end_step()
         for step in state.remaining():
-            if profiler.begin_step():
+            if logger.attempt("profiler", profiler.begin_step):
                 timer.mark("profile")
             micro_batches = loader.at(step)
             timer.mark("data")
-            result = train_step(state, micro_batches, timer, control.flags())
+            result = train_step(state, micro_batches, timer, control.flags(micro_batches))
             profiler.end_step(phases := timer.end_step())
             validates = is_due(step + 1, settings.validation.every, settings.batch.steps)
             saves = is_due(step + 1, settings.checkpoint.every, settings.batch.steps)
@@ -47,9 +49,15 @@ def train(
             news = observe(results.push(result, phases, values, wait=validates or saves), state, control)
             timer.mark("record")
             loss = None
-            if validates:
-                loss = validate(state, validation, news)
+            if validates and control.unread is None:
+                with control.noting_unread():
+                    loss = validate(state, validation, news)
+                    news += logger.attempt("sample", lambda: sample(state)) or []
                 timer.mark("validation")
+            if control.unread is not None:
+                logger.write(news)
+                results.drop()
+                break
             decision = handle_anomaly(state, control, results, loader, news)
             ends = control.is_ending  # after a rollback it is not
             if decision is Decision.CONTINUE:
@@ -65,7 +73,7 @@ def train(
             if ends or decision is Decision.EXIT:
                 break
         if not control.stop_reason:
-            news = control.poll_saves(wait=True)
+            news = control.end()
             if control.needs_pause():
                 pause(control, logger, news)
             logger.write(news)
@@ -84,9 +92,9 @@ def observe(records: Iterable[StepRecord], state: TrainState, control: Control) 
     """What the monitor finds in records, noted by control; the news for the logger."""
     news: list[News] = []
     for record in records:
-        events = state.monitor.observe(record)
+        events = [] if record.read_failed else state.monitor.observe(record)
         control.note(record, events)
-        news += [record, *events]
+        news += [] if record.read_failed else [record, *events]
     return news
 
 

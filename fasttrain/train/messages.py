@@ -94,6 +94,12 @@ def at_end(state: TrainState, control: Control) -> tuple[int, list[News]]:
     elif control.save_failure:
         code, kind, action = ExitCode.NOT_SAVED, EventKind.NOT_SAVED, "ends the run"
         text = f"ended after {step} of {steps} steps, of which the last is not saved: {control.save_failure.error}"
+        text += f"; it ended because {control.lost}" if control.lost else ""
+    elif control.lost:
+        code, kind = ExitCode.LOST_FILES, EventKind.LOST_FILES
+        where = f"in {control.rescued.path}: --out {control.rescued.path} resumes" if control.rescued else ""
+        where = where or "and the same command resumes once the file is back"
+        text = f"stopped after {step} of {steps} steps: {control.lost}; all steps are saved, {where}"
     elif control.stop_requested:
         code, kind, evidence = 128 + [*signals, signal.SIGTERM][0], EventKind.SIGNAL, dict(signals=list(signals))
         text = f"stopped as asked, after {step} of {steps} steps; the same command resumes from here"
