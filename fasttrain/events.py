@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
     FINISHED = 0, "all steps are done, or `early stop`; saved"
     ERROR = 1, "an error of the program, with a traceback; report it, with config.toml and the last lines"
     USER_ERROR = 2, "a mistake in settings, data or directory; nothing was trained, the message says what to change"
-    STOPPED = 3, "the monitor ended the run: `stop`"
+    STOPPED = 3, "the monitor ended the run, or its last loss is not finite: `stop`"
     NOT_SAVED = 4, "its last state is not saved: `not saved`"
     RANK_FAILURE = 5, "another rank died or hangs: `rank failure`"
     LOST_FILES = 6, "its data or its directory was lost under it: `lost files`; what it has trained is saved"
@@ -101,8 +101,8 @@ class EventKind(StrEnum):
         "check the disk; `fasttrain checkpoint verify RUN` reads all checkpoints. It is not deleted")
     RANK_FAILURE = ("rank failure", Severity.ERROR, "another rank died or hangs; the run ends",
         "read that rank's log and its node's dmesg; if the rank was only slow, raise parallel.timeout")
-    STOP = ("stop", Severity.ERROR, "the monitor ended the run",
-        "lower optim.lr or optim.clip, raise optim.warmup, and resume from before it: `--resume RUN@STEP --out NEW`")
+    STOP = ("stop", Severity.ERROR, "the monitor ended the run, or its last loss is not finite",
+        "change what it names, or lower optim.lr, and resume from before it: `--resume RUN@STEP --out NEW`")
     NOT_SAVED = ("not saved", Severity.ERROR, "the run ended, and its last state is not saved",
         "free disk space and start it again: it resumes from its last checkpoint")
     LOST_FILES = ("lost files", Severity.ERROR, "data cannot be read any more, or the run's directory is gone; saved",

@@ -217,6 +217,12 @@ class Batches:
         length = self._mixture.length
         return None if length is None else self._step_at(length - self._sequences) + 1
 
+    def check_last(self, steps: int) -> None:
+        """Raise if there are too few samples for so many steps."""
+        if self.end is not None and self.end < steps:
+            trouble = f"every component has reached its epochs at step {self.end} of {steps}"
+            raise ValueError(f"data.mixture: {trouble}; raise the epochs of one, or lower batch.steps")
+
     def summary(self, steps: int) -> list[str]:
         """A line for each component of a mixture: what a run of so many steps sees of it."""
         used, epochs, T = self.used_at(steps), self.epochs_at(steps), self._sequence

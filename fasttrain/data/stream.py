@@ -20,6 +20,7 @@ import numpy as np
 from fasttrain.fs import advise
 
 OPEN_FILES = 128  # shards of a stream that are open at once; of more, those used last
+SAMPLE_SPANS = 16  # of a sample, evenly spread
 HELD_ENDS = 2**20  # documents whose ends are held in memory, 8 MB
 
 
@@ -112,6 +113,14 @@ class TokenStream:
         offsets = offsets - (elsewhere & (windows[rows, offsets - 1] == self.separator))
         inside = offsets > 0
         return rows[inside], offsets[inside]
+
+
+def spread(stream: TokenStream, tokens: int, *, whole: int) -> np.ndarray:  # -> (spans, n)
+    """All of the stream if it has up to `whole` tokens, or so many in spans of it."""
+    if len(stream) <= whole:
+        return stream.windows(np.zeros(1, np.int64), len(stream))
+    length = tokens // SAMPLE_SPANS
+    return stream.windows(np.linspace(0, len(stream) - length, SAMPLE_SPANS).astype(np.int64), length)
 
 
 class TokenFile:

@@ -133,6 +133,9 @@ class RunLogger:
 
     def write(self, news: Iterable[News]) -> None:
         self._write(news)
+        self._say_failures()
+
+    def _say_failures(self) -> None:
         while self._unsaid:
             self._write([self._unsaid.pop(0)])
 
@@ -168,7 +171,7 @@ class RunLogger:
     def close(self, exit_code: int) -> None:
         self.attempt("report", lambda: self._refresh_report(False))
         self._sinks.close(exit_code, but=1)
-        self.write([])  # of what has failed now
+        self._say_failures()
         self._display.close()
         self._sinks.close(exit_code)
 

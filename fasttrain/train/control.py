@@ -6,7 +6,6 @@ knows alone (a signal, a failed save) it tells the others with its next step: `f
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from enum import Enum, auto
 
 from fasttrain.checkpoint import Checkpoints, Failed, Saved
@@ -46,6 +45,7 @@ class Control:
         self.unread: int | None = None  # steps completed before a batch that a rank could not read
         self.signals = signals
         self.anomaly: Anomaly | None = None  # to be handled
+        self.last_loss = 0.0
         self._state, self._checkpoints = state, checkpoints
         self._saved_step, self._saved_at = state.progress.step, time.monotonic()  # of the last verified checkpoint
         self._failures = 0  # of saves in a row, that all ranks know of
@@ -67,15 +67,8 @@ class Control:
         self.stop_requested = self.stop_requested or record.stop_requested
         if record.save_failed:
             self._failed_at = record.step
+        self.last_loss = record.loss
         self.anomaly = self.anomaly or next((event.anomaly for event in events if event.anomaly), None)
-
-    @contextmanager
-    def noting_unread(self) -> Iterator[None]:
-        """Validation data that cannot be read, which all ranks are told of, ends the run."""
-        try:
-            yield
-        except OSError as error:
-            self.lost, self.unread = str(error), self._state.progress.step
 
     def decide_on_anomaly(self) -> Decision:
         """What monitor.spike says."""
@@ -149,12 +142,11 @@ class Control:
         self.anomaly, self._saved_step = None, min(self._saved_step, self._state.progress.step)
 
     def end(self) -> list[News]:
-        """Wait for the last save, and save what lost files have left unsaved. All ranks call it."""
+        """Wait for the last save, and save what is not, where files are lost. All ranks call it."""
         state, news = self._state, self.poll_saves(wait=True)
         if self.unread is not None:  # the steps since then changed nothing
             state.advance(self.unread - state.progress.step)
-            texts = on_all(state.runtime.checkpoint_group, lambda: self.lost)
-            self.lost = "; ".join(dict.fromkeys(filter(None, texts)))
+            self.lost = "; ".join(sorted({*on_all(state.runtime.checkpoint_group, lambda: self.lost)} - {""}))
         if self._checkpoints.is_displaced():
             self.lost = f"{state.settings.out} was deleted, moved or replaced while the run was training in it"
             self.rescued = self._checkpoints.move()

@@ -50,13 +50,14 @@ def train(
             timer.mark("record")
             loss = None
             if validates and control.unread is None:
-                with control.noting_unread():
+                try:
                     loss = validate(state, validation, news)
-                    news += logger.attempt("sample", lambda: sample(state)) or []
+                except OSError as error:  # of whatever rank: all of them have it
+                    control.lost, control.unread = str(error), state.progress.step
+                news += logger.attempt("sample", lambda: sample(state)) or []
                 timer.mark("validation")
             if control.unread is not None:
                 logger.write(news)
-                results.drop()
                 break
             decision = handle_anomaly(state, control, results, loader, news)
             ends = control.is_ending  # after a rollback it is not

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import fasttrain
 from fasttrain.checkpoint import Checkpoints
 from fasttrain.config import Config
 from fasttrain.config_toml import to_toml
@@ -18,6 +16,7 @@ from fasttrain.data import Batch, Batches, DataCursor, Skip, TrainingData
 from fasttrain.data.locate import documents_of
 from fasttrain.data.segments import DataSegment, append_segment, with_absolute_paths
 from fasttrain.distributed.runtime import Runtime
+from fasttrain.metrics import versions
 from fasttrain.model import Decoder
 from fasttrain.monitor import Monitor
 from fasttrain.rundir import RunDir
@@ -139,7 +138,3 @@ class TrainState:
         """Begin to save; loss: of validation at this step."""
         step, metadata = self.progress.step, self.metadata()
         checkpoints.save(self.model, self.optimizer, self.scaler, step=step, metadata=metadata, loss=loss)
-
-
-def versions() -> dict[str, str]:
-    return dict(fasttrain=fasttrain.__version__, torch=str(torch.__version__), python=platform.python_version())

@@ -72,7 +72,7 @@ def test_a_truncated_dataset_ends_a_run_which_saves(
     assert "Traceback" not in said
     (event,) = events(run, "lost files")
     assert f"{data}/{split}-00000.tokens is truncated: it has 4096 bytes" in event["text"]
-    assert "the same command resumes once the file is back" in event["text"]
+    assert "once the file is back, the same command resumes" in event["text"]
     done = len(read_metrics(run))
     assert list_checkpoints(run / "checkpoints")[-1].step == event["step"] == done
     shutil.copytree(standard_library(), data, dirs_exist_ok=True)

@@ -181,7 +181,7 @@ def test_room_is_made_before_a_save_and_a_full_disk_is_no_surprise(tmp_path):
         return disk - sum(file.stat().st_size for file in (run / "checkpoints").rglob("*") if file.is_file())
 
     late = patch.object(
-        fasttrain.train.setup, "_check_disk_space", lambda *_: None
+        fasttrain.train.setup, "check_disk_space", lambda *_: None
     )  # others fill the disk after the start
     with late, patch("fasttrain.checkpoint.disk_space.free_bytes", free):
         assert train(run, *keep, "--batch.steps", 20) == 0
