@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import io
@@ -205,8 +206,8 @@ def is_in_place(lock: Path) -> bool:
     """Whether a file is still the one that this process locked: its directory was not deleted, moved or replaced."""
     try:
         found = os.stat(lock)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+    except OSError as error:  # of another kind: it may still be there, and whoever writes is told
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
     return any(os.path.samestat(os.fstat(held), found) for held in _held)
 
 

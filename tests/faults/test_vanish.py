@@ -134,6 +134,24 @@ def test_a_stale_handle_on_one_rank_ends_all_of_them_saved(
     row(f"ESTALE on one rank of {world}", happened="saved and exited", lost="nothing", reported="`lost files`; 6")
 
 
+def test_a_run_without_any_place_says_that_it_is_not_saved(tmp_path: Path, row: Row) -> None:
+    run = tmp_path / "disk" / "run"
+    run.parent.mkdir()
+    with Training(run, *OPTIONS) as training:
+        training.until_step(3)
+        run.parent.rename(tmp_path / "away")
+        run.parent.write_text("no directory")
+        code = training.ends()
+    said = (tmp_path / "away" / "run.output").read_text()
+    assert code == ExitCode.NOT_SAVED, said
+    assert "Traceback" not in said
+    assert "of which the last is not saved: rank 0: NotADirectoryError" in said
+    assert f"it ended because {run} was deleted, moved or replaced" in said
+    row(
+        "the disk of the run gone", happened="exited", lost="steps since the last checkpoint", reported="`not saved`; 4"
+    )
+
+
 @pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.faults)])
 @pytest.mark.parametrize("how", ["deleted", "replaced"])
 def test_a_run_whose_directory_is_gone_saves_beside_it(
