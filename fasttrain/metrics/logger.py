@@ -105,11 +105,9 @@ class RunLogger:
         refresh_report: Callable[[bool], None] = lambda running: None,
     ) -> None:
         self._settings, self._is_main, self._refresh_report = settings, is_main, refresh_report
-        self._step, self._tokens = step, tokens
-        self._last_step = step
+        self._step, self._tokens, self._last_step = step, tokens, step
         self._tokens_per_step = settings.batch.sequences * settings.data.sequence
-        self._failed: dict[str, Event] = {}  # accessories, by name
-        self._unsaid: list[Event] = []
+        self._failed, self._unsaid = set[str](), list[Event]()  # accessories, and what is to be said of them
         self._sinks = self._open_sinks(step)
         self._display = Display(settings.log, steps=settings.batch.steps, is_main=is_main)
 
@@ -128,7 +126,7 @@ class RunLogger:
             event = Event(
                 step=self._last_step, kind=EventKind.ACCESSORY, text=text, action="continues", evidence=evidence
             )
-            self._failed[name] = event
+            self._failed.add(name)
             self._unsaid.append(event)
 
     def write(self, news: Iterable[News]) -> None:

@@ -20,16 +20,14 @@ def train(
     state: TrainState, validation: dict[str, ValidationSet], results: Results, logger: RunLogger, signals: Sequence[int]
 ) -> int:
     """All steps that are left; the exit code. The logger is entered once a step, with the news of that step."""
-    settings, runtime, timer = state.settings, state.runtime, StepTimer(state.runtime.device)
+    settings, runtime, rundir, timer = state.settings, state.runtime, state.rundir, StepTimer(state.runtime.device)
     profiler = Profiler(
-        state.rundir.profile, runtime, steps=settings.log.profile, completed=state.progress.step,
+        rundir.profile, runtime, steps=settings.log.profile, completed=state.progress.step,
         on_progress=lambda line: logger.write([Note(line)]),
     )  # fmt: skip
     with (
         Prefetcher(state.micro_batches, ahead=settings.data.prefetch, stop=settings.batch.steps) as loader,
-        Checkpoints(
-            state.rundir.checkpoints, settings.checkpoint, group=runtime.checkpoint_group, lock=state.rundir.lock
-        ) as saver,
+        Checkpoints(rundir.checkpoints, settings.checkpoint, group=runtime.checkpoint_group, lock=rundir.lock) as saver,
         profiler,
         runtime.hang_detector.naming_failed_ranks(),  # innermost: closing what is above may itself hang then
     ):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fasttrain.checkpoint import Failed, Outcome
 from fasttrain.config_toml import summary
 from fasttrain.events import Event, EventKind, ExitCode
-from fasttrain.metrics import News, Note, device_name, last_step, versions
+from fasttrain.metrics import News, Note, device_name, last_step
+from fasttrain.metrics.hardware import versions
 from fasttrain.monitor.sanity import unusual_settings
 from fasttrain.train.state import TrainState
 from fasttrain.units import disk_size, plural

@@ -16,7 +16,7 @@ from fasttrain.data import Batch, Batches, DataCursor, Skip, TrainingData
 from fasttrain.data.locate import documents_of
 from fasttrain.data.segments import DataSegment, append_segment, with_absolute_paths
 from fasttrain.distributed.runtime import Runtime
-from fasttrain.metrics import versions
+from fasttrain.metrics.hardware import versions
 from fasttrain.model import Decoder
 from fasttrain.monitor import Monitor
 from fasttrain.rundir import RunDir

@@ -292,7 +292,7 @@ def test_a_model_that_is_not_finite_is_never_saved_and_the_run_does_not_wait_for
 def test_a_checkpoint_that_is_not_finite_is_not_verified_and_not_exported(tmp_path, capsys):
     run = tmp_path / "run"
     with poisoned(at=12), patch.object(fasttrain.checkpoint.saver, "not_finite", lambda state: []):
-        assert train(run, "--monitor.spike", "warn", "--batch.steps", 15) == 0
+        assert train(run, "--monitor.spike", "warn", "--batch.steps", 15) == ExitCode.STOPPED
     capsys.readouterr()
     assert commands(["checkpoint", "verify", str(run)]) == 1
     said = " ".join(capsys.readouterr().out.split())
