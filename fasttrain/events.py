@@ -22,9 +22,10 @@ class ExitCode(IntEnum):
     FINISHED = 0, "all steps are done, or `early stop`; saved"
     ERROR = 1, "an error of the program, with a traceback; report it, with config.toml and the last lines"
     USER_ERROR = 2, "a mistake in settings, data or directory; nothing was trained, the message says what to change"
-    STOPPED = 3, "the monitor ended the run: `stop`"
+    STOPPED = 3, "the monitor ended the run, or the loss is not finite: `stop`"
     NOT_SAVED = 4, "its last state is not saved: `not saved`"
     RANK_FAILURE = 5, "another rank died or hangs: `rank failure`"
+    LOST_FILES = 6, "saved, but its data or directory is gone: `lost files`"
 
 
 class Severity(StrEnum):
@@ -54,19 +55,19 @@ class EventKind(StrEnum):
     RESUME = ("resume", Severity.INFO, "the run resumes from a checkpoint",
         "if it restarted by itself, look at the events before, or at torchrun's log")
     CHANGED_SETTING = ("changed setting", Severity.INFO, "a setting differs from the checkpoint's",
-        "if you did not mean it, stop and start again with the former value")
+        "if not meant, start again with the former value")
     PLAN = ("plan", Severity.WARNING, "the settings contradict each other, or waste something",
         "change the settings, or accept it")
     DATA = ("data", Severity.WARNING, "the data looks wrong: lint, or another tokenizer than the pretrained weights'",
-        "`fasttrain data lint DIR` reads all of the data and says what to do")
+        "`fasttrain data lint DIR` says what to do")
     FIRST_LOSS = ("first loss", Severity.WARNING, "the first loss is not what the initial weights should have",
         "stop it. Too low: targets in the inputs, or most tokens equal. Too high: model.init_std, or wrong ids")
     NOT_FINITE = ("not finite", Severity.ERROR, "the loss or the gradient norm is not finite; the update is skipped",
-        "nothing, if it happens once. Often in fp16: use bf16. Often in one step: look at its data (`data locate`)")
+        "once: nothing. Often in fp16: use bf16. Often in one step: look at its data (`data locate`)")
     NORM = ("warning", Severity.WARNING, "the gradient norm stays high while the loss does not",
-        "if it keeps growing, lower optim.lr or optim.clip; it is harmless when a model leaves a plateau")
+        "if it keeps growing, lower optim.lr or optim.clip; harmless after a plateau")
     SPIKE = ("spike", Severity.ERROR, "the loss stays above the run's own noise for several steps",
-        "wait: the next event says what the run does, and whether data or weights caused it")
+        "wait: the next event says what the run does, and what caused it")
     SKIP = ("skip", Severity.ACTION, "the run skips batches (monitor.spike: skip)",
         "look at the documents; the weights have been trained on the bad batches")
     ROLLBACK = ("rollback", Severity.ACTION, "the run returns to an earlier checkpoint and skips the batches since",
@@ -81,16 +82,18 @@ class EventKind(StrEnum):
         "data: the disk, or data.prefetch; wait: the network; one rank: its node; all ranks: power or heat")
     SPEED = "speed", Severity.INFO, "steps are as fast as before again"
     LOW_MFU = ("low MFU", Severity.WARNING, "the MFU is low, with the causes",
-        "change the first cause or two; `fasttrain plan --search` compares settings without a GPU")
+        "change the first cause; `fasttrain plan --search` compares settings without a GPU")
     VALIDATION = ("validation", Severity.WARNING, "a validation loss is worse than guessing",
-        "check that the set has the tokenizer of the training data, and that the training loss is fine")
+        "check that the set has the tokenizer of the training data")
+    ACCESSORY = ("accessory", Severity.WARNING, "a sample, the report or a logger failed; the run continues",
+        "see the error")
     SAMPLE = "sample", Severity.INFO, "a text that the model wrote"
     FAILED_SAVE = ("failed save", Severity.ERROR, "a checkpoint could not be saved; it is retried",
-        "free disk space, or do what the error asks for, while the run lives")
+        "free disk space, or do what the error asks for")
     PRUNED = ("pruned", Severity.ACTION, "an old checkpoint was deleted because disk space ran out",
         "free disk space before the next save")
     RETENTION = ("retention", Severity.WARNING, "an old checkpoint could not be deleted",
-        "look at the permissions of the directory, and delete it by hand")
+        "check the directory's permissions; delete it by hand")
     PAUSE = ("pause", Severity.ACTION, "the run pauses until a checkpoint can be saved",
         "free disk space, and it continues by itself; a signal ends it, not saved")
     PAUSE_OVER = "pause over", Severity.INFO, "a checkpoint was saved, and the run continues"
@@ -98,10 +101,12 @@ class EventKind(StrEnum):
         "check the disk; `fasttrain checkpoint verify RUN` reads all checkpoints. It is not deleted")
     RANK_FAILURE = ("rank failure", Severity.ERROR, "another rank died or hangs; the run ends",
         "read that rank's log and its node's dmesg; if the rank was only slow, raise parallel.timeout")
-    STOP = ("stop", Severity.ERROR, "the monitor ended the run",
-        "lower optim.lr or optim.clip, raise optim.warmup, and resume from before it: `--resume RUN@STEP --out NEW`")
+    STOP = ("stop", Severity.ERROR, "the monitor ended the run, or the loss is not finite",
+        "change what it names or lower optim.lr; resume from before it: `--resume RUN@STEP --out NEW`")
     NOT_SAVED = ("not saved", Severity.ERROR, "the run ended, and its last state is not saved",
         "free disk space and start it again: it resumes from its last checkpoint")
+    LOST_FILES = ("lost files", Severity.ERROR, "the data or the run's directory is gone; it saved and ended",
+        "do what the text says")
     SIGNAL = ("signal", Severity.INFO, "the run was asked to stop; it saved and ended",
         "the same command resumes it")
     EARLY_STOP = ("early stop", Severity.INFO, "the validation loss has not improved for validation.patience times",
@@ -112,7 +117,7 @@ class EventKind(StrEnum):
 
 _BY_VALUE = {kind.value: kind for kind in EventKind}
 STARTS = (EventKind.START, EventKind.RESUME)
-FAILURES = (EventKind.NOT_SAVED, EventKind.RANK_FAILURE)
+FAILURES = (EventKind.NOT_SAVED, EventKind.RANK_FAILURE, EventKind.LOST_FILES)
 ENDS = (EventKind.FINISH, EventKind.SIGNAL, EventKind.STOP, EventKind.EARLY_STOP, *FAILURES)
 
 

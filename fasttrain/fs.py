@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import io
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -101,8 +103,16 @@ class HashedFile(io.BufferedWriter):
 def sha256_of(path: Path) -> str:
     with open(path, "rb", buffering=0) as file:
         # Pages that are still in memory would say nothing about the disk. (Those not yet written are not dropped.)
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        advise(file.fileno(), "DONTNEED")
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def advise(descriptor: int, advice: str, begins: Iterable[int] = (0,), size: int = 0) -> None:
+    """Tell the system how a file, or `size` bytes from each begin, is going to be read; macOS has no such call."""
+    if sys.platform != "darwin":
+        meaning = getattr(os, f"POSIX_FADV_{advice}")
+        for begin in begins:
+            os.posix_fadvise(descriptor, begin, size, meaning)
 
 
 def sync(path: Path) -> None:
@@ -190,6 +200,15 @@ def close_inherited_locks() -> None:
     for lock in _held:
         os.close(lock)
     _held.clear()
+
+
+def is_in_place(lock: Path) -> bool:
+    """Whether a file is still the one that this process locked: its directory was not deleted, moved or replaced."""
+    try:
+        found = os.stat(lock)
+    except OSError as error:  # of another kind: it may still be there, and whoever writes is told
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+    return any(os.path.samestat(os.fstat(held), found) for held in _held)
 
 
 def is_locked(path: Path) -> bool:

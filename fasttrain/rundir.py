@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, count
 from pathlib import Path
 
 
@@ -22,6 +23,12 @@ class RunDir:
         self.profile = path / "profile"
         self.tensorboard = path / "tensorboard"
         self.wandb = path / "wandb.json"  # the id of the run on Weights & Biases
+
+    def free_sibling(self) -> RunDir:
+        """A run beside this one that does not exist yet, for what cannot be written here."""
+        names = chain(["rescued"], (f"rescued-{number}" for number in count(2)))
+        paths = (self.path.with_name(f"{self.path.name}-{name}") for name in names)
+        return RunDir(next(path for path in paths if not path.exists()))
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Path) -> RunDir | None:

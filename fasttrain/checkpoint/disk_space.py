@@ -13,7 +13,9 @@ from typing import Literal
 from fasttrain import config
 from fasttrain.checkpoint.committed import Checkpoint, list_checkpoints
 from fasttrain.checkpoint.retention import expendable, quarantined
+from fasttrain.flops import state_bytes
 from fasttrain.fs import DISK_RESERVE, DISK_SLACK, StatVfs, free_bytes
+from fasttrain.rundir import RunDir
 from fasttrain.units import disk_size
 
 
@@ -43,6 +45,15 @@ def checkpoint_bytes(directory: Path, estimate: int) -> int:
     """Size of the run's next checkpoint: that of its last one, or the estimate (flops.state_bytes)."""
     existing = list_checkpoints(directory)
     return existing[-1].bytes if existing else estimate
+
+
+def check_disk_space(settings: config.Config, vocab: int) -> None:
+    """A disk that the run would fill is an error now, not in the night."""
+    directory = RunDir(settings.out).checkpoints
+    size = checkpoint_bytes(directory, state_bytes(settings.model, vocab, settings.optim.kind))
+    space = before_run(directory, settings.checkpoint, size=size, steps=settings.batch.steps)
+    if space.state != "enough":
+        raise ValueError(f"no disk space for the checkpoints of this run: {space}")
 
 
 def before_run(

@@ -35,7 +35,8 @@ from fasttrain.checkpoint.disk_space import before_save, may_go
 from fasttrain.checkpoint.state import captured, local, not_finite, scale_of
 from fasttrain.checkpoint.writer import write
 from fasttrain.distributed.collectives import RanksFailed, Reason, on_all, on_main, rank_in, text_of
-from fasttrain.fs import sync
+from fasttrain.fs import is_in_place, sync
+from fasttrain.rundir import RunDir
 
 
 class Staging:
@@ -98,8 +99,15 @@ class Checkpoints:
     what looks like the leftovers of a killed one is deleted here.
     """
 
-    def __init__(self, directory: Path, settings: config.CheckpointConfig, *, group: dist.ProcessGroup) -> None:
-        self._directory, self._settings, self._group = directory, settings, group
+    def __init__(
+        self,
+        directory: Path,
+        settings: config.CheckpointConfig,
+        *,
+        group: dist.ProcessGroup,
+        lock: Path | None = None,  # of the run, held by rank 0: a save fails once another file has its name
+    ) -> None:
+        self._directory, self._settings, self._group, self._lock = directory, settings, group, lock
         self._staging = Staging()
         self._thread = ThreadPoolExecutor(1, "checkpoint")  # not a daemon: a process that ends first finishes its save
         self._running: Future[None] | None = None
@@ -139,6 +147,16 @@ class Checkpoints:
             self._running = self._thread.submit(self._save, content, state, start)
         else:
             self._save(content, state, start)
+
+    def is_displaced(self) -> bool:
+        """Whether the run's directory is no longer where it was. All ranks ask, while no save is running."""
+        return on_main(self._group, lambda: self._lock is not None and not is_in_place(self._lock))
+
+    def move(self) -> RunDir:
+        """Save to a directory beside that of the run, where nothing is yet, from now on. All ranks call it."""
+        moved = on_main(self._group, RunDir(self._directory.parent).free_sibling)
+        self._directory, self._lock = moved.checkpoints, None
+        return moved
 
     def poll(self) -> list[Outcome]:
         """What has become of saves since the last call. Ranks may be told at different steps, a moment apart."""
@@ -213,10 +231,15 @@ class Checkpoints:
         return tuple(path.name for path in going)
 
     def _new_directory(self, step: int) -> Path:
+        self._check_place()
         self._directory.mkdir(parents=True, exist_ok=True)
         partial = retention.hidden(self._directory / f"step-{step:08}", retention.PARTIAL)
         partial.mkdir()
         return partial
+
+    def _check_place(self) -> None:
+        if self._lock and not is_in_place(self._lock):
+            raise Reason(f"{self._lock.parent} is not the directory that the run was started in")
 
     def _commit(self, content: Checkpoint) -> tuple[Path, str]:
         """On rank 0. The rename is the moment from which the checkpoint exists."""
@@ -228,6 +251,7 @@ class Checkpoints:
                 )
         content.write()
         sync(content.path)
+        self._check_place()
         path = self._directory / directory_name(content.step, committed_paths(self._directory))
         os.rename(content.path, path)
         sync(self._directory)

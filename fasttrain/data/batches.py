@@ -48,6 +48,7 @@ class Batch:
     targets: Tensor  # (B, T) int64
     positions: Tensor | None  # (B, T) int32
     cu_seqlens: Tensor | None  # (N + 1,) int32
+    error: str = ""  # why it could not be read; it has no targets then
 
     def split(self, rows: int) -> list[Batch]:
         """Micro-batches of `rows` samples each."""
@@ -143,7 +144,20 @@ class Batches:
 
     def at(self, step: int) -> Batch:
         rows = self.rows_at(step)
-        windows, boundaries = self._read(rows)
+        return self._made(rows, *self._read(rows))
+
+    def at_or_blank(self, step: int) -> Batch:
+        """The batch of a step, or a blank one with the error: a rank that ends alone leaves the others waiting."""
+        try:
+            return self.at(step)
+        except OSError as error:
+            rows = self.rows_at(step)
+            tokens = np.zeros((len(rows.samples), self._sequence + 1), self._dtype)
+            batch = self._made(rows, tokens, np.empty(0, np.int64))
+            return replace(batch, targets=torch.full_like(batch.targets, IGNORED), error=str(error))
+
+    def _made(self, rows: Rows, windows: np.ndarray, boundaries: np.ndarray) -> Batch:  # (B, T + 1), (n,)
+        """A batch of these tokens, with documents that begin at these places of the flattened batch."""
         tokens, targets = windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64)
         positions = cu_seqlens = None
         if self._document_mask:
@@ -202,6 +216,12 @@ class Batches:
         """The first step for which there are too few samples, because every component has reached its limit."""
         length = self._mixture.length
         return None if length is None else self._step_at(length - self._sequences) + 1
+
+    def check_last(self, steps: int) -> None:
+        """Raise if there are too few samples for so many steps."""
+        if self.end is not None and self.end < steps:
+            trouble = f"every component has reached its epochs at step {self.end} of {steps}"
+            raise ValueError(f"data.mixture: {trouble}; raise the epochs of one, or lower batch.steps")
 
     def summary(self, steps: int) -> list[str]:
         """A line for each component of a mixture: what a run of so many steps sees of it."""

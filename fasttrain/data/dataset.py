@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fasttrain.data.stream import TokenStream
+from fasttrain.data.stream import TokenFile, TokenStream
 from fasttrain.fs import FileChecksum
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class DocumentSource:
 
 
 class Dataset:
-    """Opening reads dataset.json and compares file sizes; the data itself is mapped when it is used."""
+    """Opening reads dataset.json and compares file sizes; the data itself is read when it is used."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -237,7 +237,8 @@ class Dataset:
             raise ValueError(f"dataset: {self.path} has no document {document} in {name}, which has {split.documents}")
         if split.sources is None:
             return None
-        offset, line, file, size = self.source_records(name)[document].tolist()
+        records = TokenFile(self.path / split.sources.name, RECORD, split.documents)
+        offset, line, file, size = records.read(document, document + 1)[0].tolist()
         (source_file,) = self.source_files(file, file + 1)
         return DocumentSource(file=source_file, offset=offset, size=size, line=line or None)
 
@@ -251,7 +252,7 @@ class Dataset:
     def source_records(self, name: str) -> np.ndarray:  # (documents,) RECORD
         """The place of every document of a split in one of these files."""
         file = self.manifest.splits[name].sources
-        return np.empty(0, RECORD) if file is None else np.memmap(self.path / file.name, RECORD, "r")
+        return np.empty(0, RECORD) if file is None else np.fromfile(self.path / file.name, RECORD)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the tokens, verified."""

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fasttrain.data.batches import MixtureComponent
 from fasttrain.data.corpus import standard_library
 from fasttrain.data.dataset import NAME, Dataset
 from fasttrain.data.formats import bins, megatron
 from fasttrain.data.formats.dataset import NO_SEPARATOR, Described, ExternalDataset
+from fasttrain.data.stream import spread
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -70,6 +73,24 @@ class TrainingData:
             MixtureComponent(name, self.datasets[name].split(split), component.weight, component.epochs)
             for name, component in self.mixture.items()
         ]
+
+    def embedding_rows(self, settings: config.Config) -> int:
+        """As the settings say, or enough for the vocabulary."""
+        needed = self.first.vocab
+        rows = settings.model.vocab or -(-needed // 64) * 64
+        if rows < needed:
+            remedy = "raise it, or remove it"
+            if settings.from_hf is not None:
+                remedy = f"it is that of {settings.from_hf}: prepare the data with --tokenizer {settings.from_hf}"
+            trouble = f"is smaller than the vocabulary of the data, {needed} ({self.first.path})"
+            raise ValueError(f"model.vocab ({rows}) {trouble}; {remedy}")
+        return rows
+
+    def repeated(self) -> float:
+        """Share of the tokens of the training split that are the same as the one before, by a sample."""
+        windows = [spread(dataset.split("train"), 2**16, whole=2**16) for dataset in self.datasets.values()]
+        weights = list(self.weights.values()) or [1.0]
+        return float(np.average([(tokens[:, 1:] == tokens[:, :-1]).mean() for tokens in windows], weights=weights))
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the first dataset that has one."""

@@ -51,13 +51,16 @@ class Excerpt(Occurrence):
 
 
 def documents_of(run: Path, steps: Iterable[int], most: int = 50) -> list[str]:
-    """The documents of steps, in short: each once, at most `most` of them."""
+    """The documents of steps, in short: each once, at most `most` of them. For an event, which must not fail of it."""
     names: dict[str, None] = {}
-    for excerpt in (excerpt for step in steps for excerpt in locate(run, step)):
-        prefix = f"{excerpt.component}: " if excerpt.component else ""
-        names[f"{prefix}{excerpt.source or f'document {excerpt.document}'}"] = None
-        if len(names) == most:
-            break
+    try:
+        for excerpt in (excerpt for step in steps for excerpt in locate(run, step)):
+            prefix = f"{excerpt.component}: " if excerpt.component else ""
+            names[f"{prefix}{excerpt.source or f'document {excerpt.document}'}"] = None
+            if len(names) == most:
+                break
+    except (OSError, ValueError) as error:  # files are gone
+        names[f"unknown: {error}"] = None
     return list(names)
 
 

@@ -1,4 +1,7 @@
-"""A split as one long stream of tokens, memory-mapped: nothing is read before it is asked for, at any size.
+"""A split as one long stream of tokens: none is read before it is asked for, at any size.
+
+Files are opened at once and read by the system's calls, not mapped: one that is deleted can still be read, and one that
+is truncated or lost is an OSError, where a mapped page would end the process without a word (SIGBUS).
 
 B windows, T + 1 tokens of a window.
 """
@@ -6,12 +9,19 @@ B windows, T + 1 tokens of a window.
 from __future__ import annotations
 
 import functools
-import mmap
-from collections.abc import Sequence
+import math
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
+
+from fasttrain.fs import advise
+
+OPEN_FILES = 128  # shards of a stream that are open at once; of more, those used last
+SAMPLE_SPANS = 16  # of a sample, evenly spread
+HELD_ENDS = 2**20  # documents whose ends are held in memory, 8 MB
 
 
 class DocumentEnds(Protocol):
@@ -42,9 +52,16 @@ class TokenStream:
         self.dtype = dtype = dtype.newbyteorder("<")
         self.separator = separator
         self.lengths = list(lengths)
-        self._shard = functools.cache(lambda number: MappedFile(shards[number], dtype, header=header))
+        self._shard = functools.lru_cache(OPEN_FILES)(
+            lambda number: TokenFile(shards[number], dtype, lengths[number], header=header)
+        )
+        for number in range(min(len(shards), OPEN_FILES)):
+            self._shard(number)
         self._ends = np.cumsum(lengths, dtype=np.int64)
-        self.document_ends: Any = MappedFile(index, np.dtype("<i8")).array if isinstance(index, Path) else index
+        self.document_ends: Any = index
+        if isinstance(index, Path):
+            file = TokenFile(index, np.dtype("<i8"))
+            self.document_ends = document_ends(len(file), file.read)
         last = len(self) if self.document_ends is None else int(self.document_ends[-1])
         if last != len(self):
             raise ValueError(
@@ -63,10 +80,12 @@ class TokenStream:
             shard, end = self._shard(number), self._ends[number]
             rows = np.flatnonzero(numbers == number)
             within = starts[rows] + length <= end
+            if np.count_nonzero(within) == len(starts):
+                return shard.windows(starts - (end - len(shard)), length)
             out[rows[within]] = shard.windows(starts[rows[within]] - (end - len(shard)), length)
             for row in rows[~within]:  # it runs over the end of the shard
                 here = int(end - starts[row])
-                out[row, :here] = shard.array[-here:]
+                out[row, :here] = shard.read(len(shard) - here, len(shard))
                 out[row, here:] = self.windows(end[None], length - here)
         return out
 
@@ -96,28 +115,87 @@ class TokenStream:
         return rows[inside], offsets[inside]
 
 
-class MappedFile:
-    """A file as an array, of which single pages are read."""
+def spread(stream: TokenStream, tokens: int, *, whole: int) -> np.ndarray:  # -> (spans, n)
+    """All of the stream if it has up to `whole` tokens, or so many in spans of it."""
+    if len(stream) <= whole:
+        return stream.windows(np.zeros(1, np.int64), len(stream))
+    length = tokens // SAMPLE_SPANS
+    return stream.windows(np.linspace(0, len(stream) - length, SAMPLE_SPANS).astype(np.int64), length)
 
-    def __init__(self, path: Path, dtype: np.dtype, *, header: int = 0) -> None:
-        with open(path, "rb") as file:
-            self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+class TokenFile:
+    """A file of numbers, open as long as this lives."""
+
+    def __init__(self, path: Path, dtype: np.dtype, count: int | None = None, *, header: int = 0) -> None:
+        """count: numbers that the file has to have; None: as many as there are."""
+        self._path, self._dtype, self._header = path, dtype, header
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115  (closed with the last reference)
         # Otherwise the system reads 128 KB around each page: 200 times what shuffled windows use (docs/data.md).
-        self._mapping.madvise(mmap.MADV_RANDOM)
-        self._header = header
-        self.array = np.frombuffer(self._mapping, dtype, offset=header)
+        advise(self._file.fileno(), "RANDOM")
+        found = (os.fstat(self._file.fileno()).st_size - header) // dtype.itemsize
+        self._count = found if count is None else count
+        if found < self._count:
+            raise self._truncated()
 
     def __len__(self) -> int:
-        return len(self.array)
+        return self._count
+
+    def read(self, start: int, stop: int) -> np.ndarray:  # -> (stop - start,)
+        return self.windows(np.array([start]), stop - start)[0]
 
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:  # (n,) int64 -> (n, length)
-        if not len(starts):
-            return np.empty((0, length), self.array.dtype)
-        # Ask for all pages first: they then come at once, not one after the other as they are used.
-        width = self.array.itemsize
-        first = self._header + starts * width
-        begins = first // mmap.PAGESIZE * mmap.PAGESIZE
-        for begin, size in zip(begins.tolist(), (first + length * width - begins).tolist(), strict=True):
-            self._mapping.madvise(mmap.MADV_WILLNEED, begin, size)
-        shape = (len(self) - length + 1, length)
-        return np.ndarray(shape, self.array.dtype, self._mapping, self._header, strides=(width, width))[starts]
+        file, size = self._file.fileno(), length * self._dtype.itemsize
+        begins = (self._header + starts * self._dtype.itemsize).tolist()
+        try:
+            advise(file, "WILLNEED", begins, size)  # all of them then come at once, not one after the other
+            data = b"".join([os.pread(file, size, begin) for begin in begins])
+        except OSError as error:  # which names no file
+            error.filename = str(self._path)
+            raise
+        if len(data) < size * len(begins):
+            raise self._truncated()
+        return np.frombuffer(data, self._dtype).reshape(len(begins), length)
+
+    def _truncated(self) -> OSError:
+        size, expected = os.fstat(self._file.fileno()).st_size, self._header + self._count * self._dtype.itemsize
+        return OSError(f"dataset: {self._path} is truncated: it has {size} bytes instead of {expected}; copy it again")
+
+
+def gather(read: Callable[[int, int], np.ndarray], numbers: np.ndarray) -> np.ndarray:  # (n,) -> (n,) int64
+    """What a file has at these places: neighbours, those within a page, are read at once."""
+    out, breaks = np.empty(len(numbers), np.int64), np.flatnonzero(abs(np.diff(numbers)) > 512) + 1
+    for near, places in zip(np.split(numbers, breaks), np.split(out, breaks), strict=True):
+        if len(near):
+            low = int(near.min())
+            places[:] = read(low, int(near.max()) + 1)[near - low]
+    return out
+
+
+def document_ends(count: int, read: Callable[[int, int], np.ndarray]) -> DocumentEnds:
+    """Where documents end, by a function that reads the ends from one document up to another."""
+    return read(0, count) if count <= HELD_ENDS else DocumentIndex(count, read)
+
+
+class DocumentIndex:
+    """The ends of more documents than memory should hold: some of them, between which a block is read."""
+
+    def __init__(self, count: int, read: Callable[[int, int], np.ndarray]) -> None:
+        self._count, self._read = count, read
+        self._block = max(4096, math.isqrt(count))
+        self._firsts = np.concatenate([read(number, number + 1) for number in range(0, count, self._block)])
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, numbers: Any, /) -> np.ndarray:
+        """The ends of the documents of these numbers; -1 is the last one."""
+        return gather(self._read, np.atleast_1d(numbers) % self._count).reshape(np.shape(numbers))
+
+    def searchsorted(self, positions: np.ndarray, /, side: Literal["left", "right"]) -> np.ndarray:
+        """Count, as that of an array: how many documents end before each position, or (right) at it."""
+        blocks = np.maximum(self._firsts.searchsorted(positions, side=side) - 1, 0) * self._block
+        found = [
+            first + int(self._read(first, min(first + self._block, self._count)).searchsorted(position, side=side))
+            for first, position in zip(blocks.tolist(), positions, strict=True)
+        ]
+        return np.array(found, np.int64)

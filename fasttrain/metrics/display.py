@@ -125,9 +125,10 @@ class Display:
         """The run continues if what it says cannot be written."""
         try:
             write()
-        except OSError as error:
+        except Exception as error:  # mostly of the system; but no run dies of what it says
             if not self._warned:
-                _logger.warning("display: cannot write: %s; lines are lost until it can", error.strerror or error)
+                reason = getattr(error, "strerror", None) or error
+                _logger.warning("display: cannot write: %s; lines are lost until it can", reason)
                 self._warned = True
 
     def _draw(self, step: int, values: Mapping[str, float]) -> None:

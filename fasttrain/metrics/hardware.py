@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+import fasttrain
 from fasttrain.gpus import gpu_of_device
 from fasttrain.metrics.step_timer import seconds_of
 
@@ -166,3 +167,7 @@ def throttle_reasons(nvml: Any, gpu: Any) -> dict[str, bool]:
         "hardware": nvml.nvmlClocksThrottleReasonHwSlowdown | nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
     }
     return {reason: bool(now & bits) for reason, bits in reasons.items()}
+
+
+def versions() -> dict[str, str]:
+    return dict(fasttrain=fasttrain.__version__, torch=str(torch.__version__), python=platform.python_version())

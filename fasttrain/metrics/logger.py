@@ -7,20 +7,22 @@ class with the four methods of Sink, and a line in SINKS: docs/metrics.md has an
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from fasttrain import config
 from fasttrain.config_toml import to_toml
-from fasttrain.events import Event
+from fasttrain.events import Event, EventKind
 from fasttrain.metrics.display import Display
 from fasttrain.metrics.jsonl import JsonLines
-from fasttrain.metrics.record import News, Note, Rewind, StepRecord, ValidationRecord
+from fasttrain.metrics.record import Moved, News, Note, Rewind, StepRecord, ValidationRecord
 from fasttrain.metrics.tensorboard import TensorBoard
 from fasttrain.metrics.weights_and_biases import WeightsAndBiases
 from fasttrain.rundir import RunDir
 
 _logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Sink(Protocol):
@@ -42,11 +44,28 @@ class SinkOptions:
     resume_step: int  # steps that are kept; 0: a new run
 
 
-class Sinks:
-    """All sinks of a run on the main rank; a sink that fails is dropped with a warning, and the others continue."""
+def _warn(name: str, error: Exception) -> None:
+    _logger.warning("metrics: continues without %s, which failed: %s: %s", name, type(error).__name__, error)
 
-    def __init__(self, options: SinkOptions, *, is_main: bool) -> None:
-        self._sinks = [sink for open_sink in SINKS if is_main and (sink := open_sink(options)) is not None]
+
+class Sinks:
+    """All sinks of a run on the main rank; one that fails is dropped and reported, and the others continue."""
+
+    def __init__(
+        self, options: SinkOptions, *, is_main: bool, on_failure: Callable[[str, Exception], None] = _warn
+    ) -> None:
+        self._sinks: list[Sink] = []
+        self._on_failure = on_failure
+        for number, open_sink in enumerate(SINKS if is_main else ()):
+            try:
+                sink = open_sink(options)
+            except Exception as error:
+                # JSON lines; or what the user of a new run has asked for and can change
+                if number == 0 or (options.resume_step == 0 and isinstance(error, ValueError | ImportError)):
+                    raise
+                on_failure(open_sink.__name__.strip("_"), error)
+            else:
+                self._sinks += [sink] if sink is not None else []
 
     def each(self, method: str, *arguments: object) -> None:
         """Call a method of Sink on all of them."""
@@ -57,13 +76,16 @@ class Sinks:
                 if isinstance(sink, JsonLines):  # which handles a full disk itself: this is a mistake of the caller
                     raise
                 self._sinks.remove(sink)
-                name, kind = type(sink).__name__, type(error).__name__
-                _logger.warning("metrics: continues without %s, which failed: %s: %s", name, kind, error)
+                self._on_failure(type(sink).__name__, error)
 
-    def close(self, exit_code: int = 0) -> None:
-        """exit_code: other than 0, W&B shows the run as failed."""
-        self.each("close", exit_code)
-        self._sinks = []
+    def close(self, exit_code: int = 0, *, but: int = 0) -> None:
+        """exit_code: other than 0, W&B shows the run as failed; but: so many of the first sinks stay open."""
+        while len(self._sinks) > but:
+            sink = self._sinks.pop()
+            try:
+                sink.close(exit_code)
+            except Exception as error:
+                self._on_failure(type(sink).__name__, error)
 
 
 class RunLogger:
@@ -83,15 +105,43 @@ class RunLogger:
         refresh_report: Callable[[bool], None] = lambda running: None,
     ) -> None:
         self._settings, self._is_main, self._refresh_report = settings, is_main, refresh_report
-        self._step, self._tokens = step, tokens
+        self._step, self._tokens, self._last_step = step, tokens, step
         self._tokens_per_step = settings.batch.sequences * settings.data.sequence
+        self._failed, self._unsaid = set[str](), list[Event]()  # accessories, and what is to be said of them
         self._sinks = self._open_sinks(step)
         self._display = Display(settings.log, steps=settings.batch.steps, is_main=is_main)
 
+    def attempt(self, name: str, work: Callable[[], T]) -> T | None:
+        """Do what the run can do without: the first failure of that name is an event."""
+        try:
+            return work()
+        except Exception as error:
+            self._note_failure(name, error)
+            return None
+
+    def _note_failure(self, name: str, error: Exception) -> None:
+        if name not in self._failed:
+            text = f"{name} failed, and the run continues without it: {type(error).__name__}: {error}"
+            evidence = dict(accessory=name, error=str(error))
+            event = Event(
+                step=self._last_step, kind=EventKind.ACCESSORY, text=text, action="continues", evidence=evidence
+            )
+            self._failed.add(name)
+            self._unsaid.append(event)
+
     def write(self, news: Iterable[News]) -> None:
+        self._write(news)
+        self._say_failures()
+
+    def _say_failures(self) -> None:
+        while self._unsaid:
+            self._write([self._unsaid.pop(0)])
+
+    def _write(self, news: Iterable[News]) -> None:
         for item in news:
             match item:
                 case StepRecord():
+                    self._last_step = item.step
                     self._sinks.each("step", item.step, item.values)
                     self._display.step(item.step, item.values)
                 case ValidationRecord():
@@ -104,15 +154,24 @@ class RunLogger:
                 case Note():
                     self._display.note(item.text)
                     if item.saved:
-                        self._refresh_report(True)
+                        self.attempt("report", lambda: self._refresh_report(True))
                 case Rewind():
                     self._sinks.close(0)
                     self._sinks = self._open_sinks(item.step)
+                case Moved():
+                    self._sinks.close(0)
+                    self._settings = replace(self._settings, out=item.out)
+                    self._refresh_report = lambda running: None
+                    with suppress(OSError):  # there may be no place at all: the terminal says so
+                        self._sinks = self._open_sinks(self._step)
+                        RunDir(item.out).config.write_text(to_toml(self._settings))
 
     def close(self, exit_code: int) -> None:
+        self.attempt("report", lambda: self._refresh_report(False))
+        self._sinks.close(exit_code, but=1)
+        self._say_failures()
         self._display.close()
         self._sinks.close(exit_code)
-        self._refresh_report(False)
 
     def abandon(self) -> None:
         """After an error: give the terminal back, and tell W&B. Nothing happens if it was closed."""
@@ -122,7 +181,7 @@ class RunLogger:
     def _open_sinks(self, step: int) -> Sinks:
         run, toml = RunDir(self._settings.out), to_toml(self._settings)
         options = SinkOptions(run=run, log=self._settings.log, config_toml=toml, resume_step=step)
-        return Sinks(options, is_main=self._is_main)
+        return Sinks(options, is_main=self._is_main, on_failure=self._note_failure)
 
 
 def _weights_and_biases(options: SinkOptions) -> Sink | None:

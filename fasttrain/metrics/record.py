@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from fasttrain.events import Event
@@ -18,6 +19,7 @@ class StepRecord:
     block_norms: list[float]
     stop_requested: bool  # a rank was asked to end the run
     save_failed: bool  # every rank knows that the last save failed
+    read_failed: bool  # a rank could not read its batch: the step changed nothing
     phases: Mapping[str, float]  # seconds of this rank, by phase
     step_phases: Mapping[str, float]  # without those beside the step: validation, checkpoint, profile
     sensors: Mapping[str, float]  # of this rank's GPU
@@ -47,4 +49,10 @@ class Rewind(NamedTuple):
     step: int
 
 
-News = StepRecord | ValidationRecord | Event | Note | Rewind
+class Moved(NamedTuple):
+    """The run's directory is gone; what is to be said is written to another one."""
+
+    out: Path
+
+
+News = StepRecord | ValidationRecord | Event | Note | Rewind | Moved

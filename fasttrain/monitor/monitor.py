@@ -30,12 +30,13 @@ class Monitor:
         settings: config.Config,
         *,
         vocab: int,
+        repeated: float = 0.0,  # share of the data's tokens that are the same as the one before
         scaled: bool = False,  # fp16, whose loss scale now and then has an infinite norm
         documents_of: Callable[[range], Sequence[str]] = lambda _: (),  # what steps trained on
         speed: SpeedMonitor | None = None,
         mfu: MfuMonitor | None = None,
     ) -> None:
-        self._settings, self._vocab, self._documents_of = settings, vocab, documents_of
+        self._settings, self._vocab, self._repeated, self._documents_of = settings, vocab, repeated, documents_of
         self._spikes = SpikeDetector(first=settings.monitor.first, scaled=scaled)
         self._envelope = Envelope(settings.monitor.envelope)
         self._blocks = Blocks()
@@ -49,7 +50,7 @@ class Monitor:
     def _numbers(self, record: StepRecord) -> Iterator[Event]:
         """Spikes, values that are not finite, the first loss, the envelope, blocks that do not learn or explode."""
         step, loss = record.step, record.loss
-        if step == 1 and (text := first_loss_suspicion(loss, self._settings, self._vocab)):
+        if step == 1 and (text := first_loss_suspicion(loss, self._settings, self._vocab, self._repeated)):
             yield Event(step=step, kind=EventKind.FIRST_LOSS, text=text, evidence=dict(loss=loss))
         anomaly = self._spikes.observe(loss, record.grad_norm)
         self._not_finite = self._not_finite + 1 if anomaly and anomaly.kind == "not finite" else 0
@@ -98,7 +99,7 @@ class Monitor:
 
 
 def make_monitor(
-    settings: config.Config, runtime: Runtime, vocab: int, *, peak: float, compiled: bool, scaled: bool
+    settings: config.Config, runtime: Runtime, vocab: int, *, repeated: float, peak: float, compiled: bool, scaled: bool
 ) -> Monitor:
     """The monitor of a run on its ranks; peak: FLOP/s of a device."""
     context = MfuContext(
@@ -114,6 +115,7 @@ def make_monitor(
     return Monitor(
         settings,
         vocab=vocab,
+        repeated=repeated,
         scaled=scaled,
         documents_of=lambda steps: documents_of(settings.out, steps) if runtime.is_main else [],
         speed=SpeedMonitor(runtime.monitor_group, runtime.device, threshold=settings.monitor.slowdown),

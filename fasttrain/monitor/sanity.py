@@ -3,7 +3,8 @@
 An untrained model knows nothing, so its loss is that of a guess among the vocabulary. Its logits are not quite equal,
 though: the last norm makes inputs of mean square 1, so that the logits have the variance init_std^2 * hidden, and the
 loss is ln(vocab) + half of it. With a tied head, the logit of the token just read stands out, by at most hidden *
-init_std, the less the more blocks add to the embedding. Anything else is a defect of loss, data or initial weights.
+init_std, the less the more blocks add to the embedding: the loss is higher where another token follows, and lower where
+the same one does, as in runs of spaces. Anything else is a defect of loss, data or initial weights.
 """
 
 import math
@@ -18,20 +19,42 @@ from fasttrain import config
 from fasttrain.events import EventKind
 
 FIRST_LOSS = 0.05  # of ln(vocab): how far the first loss may be from what is expected
+MOST_REPEATED = 0.5  # share of tokens that follow themselves up to which data is a text, and not a defect
 
 
-def first_loss(model: config.ModelConfig, vocab: int, z_loss: float = 0.0) -> tuple[float, float]:
-    """Between what and what the loss of step 0 is expected to be, its z-loss included."""
+# settings that make a run diverge or learn nothing: the highest value that anybody uses, and one to begin with
+USUAL = {
+    "optim.lr": (0.05, 3e-4), "optim.muon_lr": (0.5, 0.02), "optim.weight_decay": (1.0, 0.1), "optim.eps": (1e-3, 1e-8),
+    "optim.z_loss": (0.05, 1e-4), "model.init_std": (0.2, 0.02), "model.norm_eps": (1e-2, 1e-6),
+}  # fmt: skip
+
+
+def unusual_settings(settings: config.Config) -> list[str]:
+    """Settings beyond what anybody uses, each with a value to begin with."""
+    sections = {"optim": settings.optim, "model": settings.model}
+    values = {name: float(getattr(sections[name.split(".")[0]], name.split(".")[1])) for name in USUAL}
+    return [
+        f"{name} is {values[name]:g}, and more than {highest:g} is unusual; begin with {start:g}"
+        for name, (highest, start) in USUAL.items()
+        if values[name] > highest
+    ]
+
+
+def first_loss(
+    model: config.ModelConfig, vocab: int, z_loss: float = 0.0, repeated: float = 0.0
+) -> tuple[float, float]:
+    """Between what and what the loss of step 0 is expected to be, its z-loss included; repeated: as in Monitor."""
     variance = model.init_std**2 * model.hidden
     lowest = highest = math.log(vocab) + variance / 2
     if model.tied_head:
         # Feed-forward layers add ffn * variance^2 / 8 times the embedding's square: silu(x) is x / 2 for small x
         own = model.hidden * model.init_std / math.sqrt(1 + model.ffn * variance**2 / 8)
         highest += math.log1p(math.exp(own - highest))
+        lowest -= min(repeated, MOST_REPEATED) * own
     return lowest + z_loss * lowest**2, highest + z_loss * highest**2
 
 
-def first_loss_suspicion(loss: float, settings: config.Config, vocab: int) -> str:
+def first_loss_suspicion(loss: float, settings: config.Config, vocab: int, repeated: float = 0.0) -> str:
     """What is wrong with the first loss of a run, of untrained weights or of pretrained ones; empty if nothing is."""
     guess, tolerance = math.log(vocab), FIRST_LOSS * math.log(vocab)
     if settings.from_hf is not None:
@@ -41,7 +64,7 @@ def first_loss_suspicion(loss: float, settings: config.Config, vocab: int) -> st
             f"the first loss is {loss:.3f}, and a guess among {vocab} tokens has {guess:.3f}: the weights of "
             f"{settings.from_hf} know nothing about this data; was it prepared with their tokenizer?"
         )
-    low, high = first_loss(settings.model, vocab, settings.optim.z_loss)
+    low, high = first_loss(settings.model, vocab, settings.optim.z_loss, repeated)
     if low - tolerance <= loss <= high + tolerance:
         return ""
     causes = "initial weights are too large, or targets are not of this vocabulary: look at model.init_std and the data"

@@ -5,8 +5,8 @@ phases; so all ranks hold the same table of (rank, phase), and come to the same 
 
     usual      medians over the first steps of the run that are worth comparing with
     excess     now - usual, of each rank and phase
-    slow       the excess of a whole step is 0.6 of the threshold or more. Half of the 40 steps have to be slow for
-               that, and a regression of the whole threshold gets there within 45
+    slow       the excess of a whole step is the threshold or more, in the 40 steps and in the recent ones. More than
+               half of the 40 have to be slow for that
 
 In a synchronous step all ranks take equally long: one works longer, the others wait for it. So the culprit is the rank
 with the largest excess besides waiting, if it is alone with it; and the phase is its largest excess. If no rank works
@@ -88,7 +88,7 @@ def slowest(seconds: Sequence[float], margin: float = 0.15) -> int | None:
 
 _BASE = 160  # steps of the baseline
 _SETTLING = 20  # steps before it, of a process: compilation, caches, clocks
-_RAISED, _BACK = 0.6, 0.3  # of the threshold: reported, and over
+_BACK = 0.3  # of the threshold: the slow-down is over
 _AGAIN = 1.5  # times what was reported: so much slower is news again
 _NOISE = 5.5  # standard errors of the median that an excess has to exceed, on a machine that is never quiet
 _ALONE = 0.5  # the others' excess, as a share of the culprit's, up to which it is the only one
@@ -138,14 +138,15 @@ class SlowdownDetector:
             return None
         usual = np.median(self._past, axis=0)
         before, now = float(np.median(usual[:, 0])), float(np.median(table[:, 0]))
-        # The smallest excess to report: of the threshold, or what noise of a median of normal values cannot explain
+        # The smallest excess to report: the threshold, or what noise of a median of normal values cannot explain
         noise = float(np.median(usual[:, 1] / usual[:, 0])) * 1.25 / math.sqrt(STEPS)
-        excess, limit = now / before - 1, max(_RAISED * self._threshold, _NOISE * noise)
-        if excess >= _AGAIN * self._reported + limit:
+        excess, limit = now / before - 1, max(self._threshold, _NOISE * noise)
+        recent = float(np.median(table[:, 2]) / np.median(usual[:, 2])) - 1
+        if excess >= _AGAIN * self._reported + limit and recent >= self._threshold:
             news = self._explain(table, usual)
             self._reported = max(excess, news.seconds / news.usual - 1)
             return news
-        if self._reported and excess < limit * _BACK / _RAISED:
+        if self._reported and excess < _BACK * self._threshold:
             self._reported = 0.0
             return Slowdown(kind="over", seconds=now, usual=before)
         return None

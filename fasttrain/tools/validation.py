@@ -71,25 +71,30 @@ class ValidationSet:
         self._bytes_per_token = dataset.bytes_per_token(split)
 
     def score(self, model: Decoder) -> Score:
-        """The same on every rank."""
-        totals = torch.zeros(3, dtype=torch.float64, device=self._runtime.device)  # loss, hits, tokens
-        training = model.training
+        """The same on every rank; OSError, on every rank too, if data cannot be read."""
+        totals = torch.zeros(4, dtype=torch.float64, device=self._runtime.device)  # loss, hits, tokens, errors
+        training, errors = model.training, list[str]()
         model.eval()
         # Without gradients a block would be another graph to compile, which a validation seldom pays for.
         with torch.compiler.set_stance("force_eager"):
             for batch in self._micro_batches():
                 stats = model.stats(batch.tokens, batch.targets, batch.cu_seqlens, batch.positions)
-                totals += torch.stack([x.double().sum() for x in (stats.loss, stats.correct, batch.targets != IGNORED)])
+                sums = [x.double().sum() for x in (stats.loss, stats.correct, batch.targets != IGNORED)]
+                totals[:3] += torch.stack(sums)
+                errors += [batch.error] if batch.error else []
         model.train(training)
+        totals[3] = len(errors)
         dist.all_reduce(totals, group=self._runtime.dp_group)
-        loss_sum, hits, tokens = totals.tolist()
+        loss_sum, hits, tokens, unread = totals.tolist()
+        if unread:  # on whatever rank: all of them come here
+            raise OSError([*errors, "validation data cannot be read on another rank"][0])
         loss, accuracy = loss_sum / tokens if tokens else math.nan, hits / max(tokens, 1)
         return Score(loss=loss, accuracy=accuracy, tokens=int(tokens), bytes_per_token=self._bytes_per_token)
 
     def _micro_batches(self) -> Iterator[Batch]:
         together = self._micro * self._runtime.dp_size
         for step in range(-(-self._samples // together)):
-            batch = self._batches.at(step)
+            batch = self._batches.at_or_blank(step)
             first = step * together + self._runtime.dp_rank * self._micro  # place of this rank's first sample
             targets = batch.targets.clone()
             targets[max(self._samples - first, 0) :] = IGNORED

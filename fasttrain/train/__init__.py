@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fasttrain.cli.errors import user_errors
 from fasttrain.cli.parse import load
+from fasttrain.distributed.elastic import mistakes_are_final
 from fasttrain.events import Event, EventKind, ExitCode
 from fasttrain.recipes import RECIPES
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from fasttrain.config import Config
 
 
+@mistakes_are_final()
 def main(argv: Sequence[str] | None = None) -> int:
     """Check the arguments, before anything is imported that takes seconds; then train. The exit code."""
     with user_errors():

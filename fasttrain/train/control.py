@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 
 from fasttrain.checkpoint import Checkpoints, Failed, Saved
+from fasttrain.data import Batch
 from fasttrain.distributed.collectives import on_all
 from fasttrain.events import Anomaly, Event, EventKind
-from fasttrain.metrics import News, Note, StepRecord
+from fasttrain.metrics import Moved, News, Note, StepRecord
+from fasttrain.rundir import RunDir
 from fasttrain.train.messages import about_save
 from fasttrain.train.state import TrainState
 from fasttrain.train.step import StepFlags
@@ -38,16 +40,21 @@ class Control:
         self.stop_reason = ""  # why the monitor ends the run; nothing is saved then
         self.stop_requested = False  # a rank has received a signal
         self.save_failure: Failed | None = None  # what this rank knows of the last save, if it failed
+        self.lost = ""  # what happened to files that the run cannot do without
+        self.rescued: RunDir | None = None  # where the state was saved, the run's directory being lost
+        self.unread: int | None = None  # steps completed before a batch that a rank could not read
         self.signals = signals
         self.anomaly: Anomaly | None = None  # to be handled
+        self.last_loss = 0.0
         self._state, self._checkpoints = state, checkpoints
         self._saved_step, self._saved_at = state.progress.step, time.monotonic()  # of the last verified checkpoint
         self._failures = 0  # of saves in a row, that all ranks know of
         self._failed_at = self._begun_at = -1  # steps: when all knew of a failed save, when the last save began
 
-    def flags(self) -> StepFlags:
+    def flags(self, micro_batches: Sequence[Batch]) -> StepFlags:
         """What this rank tells the others with its next step."""
-        return StepFlags(stop=bool(self.signals), save_failed=self.save_failure is not None)
+        self.lost = self.lost or micro_batches[0].error
+        return StepFlags(bool(self.signals), self.save_failure is not None, bool(self.lost))
 
     def save_age(self) -> dict[str, float]:
         """What a kill would lose."""
@@ -55,9 +62,12 @@ class Control:
         return dict(unsaved_steps=steps, checkpoint_age=time.monotonic() - self._saved_at)
 
     def note(self, record: StepRecord, events: Sequence[Event]) -> None:
+        if record.read_failed and self.unread is None:
+            self.unread = record.step - 1
         self.stop_requested = self.stop_requested or record.stop_requested
         if record.save_failed:
             self._failed_at = record.step
+        self.last_loss = record.loss
         self.anomaly = self.anomaly or next((event.anomaly for event in events if event.anomaly), None)
 
     def decide_on_anomaly(self) -> Decision:
@@ -88,6 +98,8 @@ class Control:
         """
         settings, step = self._state.settings, self._state.progress.step
         if self._failed_at > self._begun_at or (due and self.save_failure):
+            if self._checkpoints.is_displaced():
+                return Decision.EXIT
             self._failures += 1
             if self._failures > settings.checkpoint.retries:
                 self._begun_at = step
@@ -129,10 +141,25 @@ class Control:
         """The run has rolled back."""
         self.anomaly, self._saved_step = None, min(self._saved_step, self._state.progress.step)
 
+    def end(self) -> list[News]:
+        """Wait for the last save, and save what is not, where files are lost. All ranks call it."""
+        state, news = self._state, self.poll_saves(wait=True)
+        if self.unread is not None:  # the steps since then changed nothing
+            state.advance(self.unread - state.progress.step)
+            self.lost = "; ".join(sorted({*on_all(state.runtime.checkpoint_group, lambda: self.lost)} - {""}))
+        if self._checkpoints.is_displaced():
+            self.lost = f"{state.settings.out} was deleted, moved or replaced while the run was training in it"
+            self.rescued = self._checkpoints.move()
+            news.append(Moved(self.rescued.path))
+        elif not self.lost or self._saved_step == state.progress.step:
+            return news
+        self.save()
+        return [*news, *self.poll_saves(wait=True)]
+
     def needs_pause(self) -> bool:
         """At the end: the last save failed, and the run may not end without it."""
         on_failure = self._state.settings.checkpoint.on_save_failure
-        return self.save_failure is not None and on_failure == "pause" and not self.stop_requested
+        return self.save_failure is not None and on_failure == "pause" and not (self.stop_requested or self.lost)
 
     def pause(self) -> Iterator[list[News]]:
         """Retry until a save succeeds, or a signal comes; what there is to say, as it happens."""

@@ -13,21 +13,21 @@ from fasttrain.train.results import Results
 from fasttrain.train.rollback import handle_anomaly
 from fasttrain.train.state import TrainState
 from fasttrain.train.step import train_step
-from fasttrain.train.validate import validate
+from fasttrain.train.validate import sample, validate
 
 
 def train(
     state: TrainState, validation: dict[str, ValidationSet], results: Results, logger: RunLogger, signals: Sequence[int]
 ) -> int:
     """All steps that are left; the exit code. The logger is entered once a step, with the news of that step."""
-    settings, runtime, timer = state.settings, state.runtime, StepTimer(state.runtime.device)
+    settings, runtime, rundir, timer = state.settings, state.runtime, state.rundir, StepTimer(state.runtime.device)
     profiler = Profiler(
-        state.rundir.profile, runtime, steps=settings.log.profile, completed=state.progress.step,
+        rundir.profile, runtime, steps=settings.log.profile, completed=state.progress.step,
         on_progress=lambda line: logger.write([Note(line)]),
     )  # fmt: skip
     with (
         Prefetcher(state.micro_batches, ahead=settings.data.prefetch, stop=settings.batch.steps) as loader,
-        Checkpoints(state.rundir.checkpoints, settings.checkpoint, group=runtime.checkpoint_group) as saver,
+        Checkpoints(rundir.checkpoints, settings.checkpoint, group=runtime.checkpoint_group, lock=rundir.lock) as saver,
         profiler,
         runtime.hang_detector.naming_failed_ranks(),  # innermost: closing what is above may itself hang then
     ):
@@ -35,11 +35,11 @@ def train(
         timer.mark("start")
         timer.end_step()
         for step in state.remaining():
-            if profiler.begin_step():
+            if logger.attempt("profiler", profiler.begin_step):
                 timer.mark("profile")
             micro_batches = loader.at(step)
             timer.mark("data")
-            result = train_step(state, micro_batches, timer, control.flags())
+            result = train_step(state, micro_batches, timer, control.flags(micro_batches))
             profiler.end_step(phases := timer.end_step())
             validates = is_due(step + 1, settings.validation.every, settings.batch.steps)
             saves = is_due(step + 1, settings.checkpoint.every, settings.batch.steps)
@@ -47,9 +47,16 @@ def train(
             news = observe(results.push(result, phases, values, wait=validates or saves), state, control)
             timer.mark("record")
             loss = None
-            if validates:
-                loss = validate(state, validation, news)
+            if validates and control.unread is None:
+                try:
+                    loss = validate(state, validation, news)
+                except OSError as error:  # of whatever rank: all of them have it
+                    control.lost, control.unread = str(error), state.progress.step
+                news += logger.attempt("sample", lambda: sample(state)) or []
                 timer.mark("validation")
+            if control.unread is not None:
+                logger.write(news)
+                break
             decision = handle_anomaly(state, control, results, loader, news)
             ends = control.is_ending  # after a rollback it is not
             if decision is Decision.CONTINUE:
@@ -65,7 +72,7 @@ def train(
             if ends or decision is Decision.EXIT:
                 break
         if not control.stop_reason:
-            news = control.poll_saves(wait=True)
+            news = control.end()
             if control.needs_pause():
                 pause(control, logger, news)
             logger.write(news)
@@ -84,9 +91,9 @@ def observe(records: Iterable[StepRecord], state: TrainState, control: Control) 
     """What the monitor finds in records, noted by control; the news for the logger."""
     news: list[News] = []
     for record in records:
-        events = state.monitor.observe(record)
+        events = [] if record.read_failed else state.monitor.observe(record)
         control.note(record, events)
-        news += [record, *events]
+        news += [] if record.read_failed else [record, *events]
     return news
 
 

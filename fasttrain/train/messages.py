@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -11,7 +12,9 @@ from fasttrain.checkpoint import Failed, Outcome
 from fasttrain.config_toml import summary
 from fasttrain.events import Event, EventKind, ExitCode
 from fasttrain.metrics import News, Note, device_name, last_step
-from fasttrain.train.state import TrainState, versions
+from fasttrain.metrics.hardware import versions
+from fasttrain.monitor.sanity import unusual_settings
+from fasttrain.train.state import TrainState
 from fasttrain.units import disk_size, plural
 
 if TYPE_CHECKING:
@@ -30,7 +33,11 @@ def at_start(state: TrainState, report: StartReport) -> list[News]:
     news: list[News] = [Note(line) for line in lines]
     news += _beginning(state, report)
     for kind, texts, action in (
-        (EventKind.PLAN, [*report.plan.contradictions, *report.plan.warnings], "continues"),
+        (
+            EventKind.PLAN,
+            [*report.plan.contradictions, *report.plan.warnings, *unusual_settings(settings)],
+            "continues",
+        ),
         (EventKind.CORRUPT_CHECKPOINT, report.corrupt, f"resumes from {state.resumed_from} instead"),
         (EventKind.DATA, report.suspicions, "continues, as data.lint says: warn"),
     ):
@@ -86,21 +93,30 @@ def at_end(state: TrainState, control: Control) -> tuple[int, list[News]]:
     """The exit code, and the last words."""
     progress, step, steps, signals = state.progress, state.progress.step, state.settings.batch.steps, control.signals
     code, action, evidence = int(ExitCode.FINISHED), "saved, ends the run", dict[str, Any]()
+    suspects = "".join(f"; {text}" for text in unusual_settings(state.settings))
     news: list[News] = []
     if control.stop_reason:
         code, kind, action = ExitCode.STOPPED, EventKind.STOP, "ends the run"
-        text = f"stopped: {control.stop_reason}; nothing was saved since"
+        text = f"stopped: {control.stop_reason}; nothing was saved since{suspects}"
     elif control.save_failure:
         code, kind, action = ExitCode.NOT_SAVED, EventKind.NOT_SAVED, "ends the run"
         text = f"ended after {step} of {steps} steps, of which the last is not saved: {control.save_failure.error}"
+        text += f"; it ended because {control.lost}" if control.lost else suspects * control.save_failure.is_final
+    elif control.lost:
+        code, kind = ExitCode.LOST_FILES, EventKind.LOST_FILES
+        again = f"--out {control.rescued.path}" if control.rescued else "once the file is back, the same command"
+        text = f"stopped after {step} of {steps} steps: {control.lost}; all of them are saved: {again} resumes"
     elif control.stop_requested:
         code, kind, evidence = 128 + [*signals, signal.SIGTERM][0], EventKind.SIGNAL, dict(signals=list(signals))
         text = f"stopped as asked, after {step} of {steps} steps; the same command resumes from here"
+    elif not math.isfinite(control.last_loss):
+        code, kind = ExitCode.STOPPED, EventKind.STOP
+        text = f"ended after {step} of {steps} steps with a loss of {control.last_loss}{suspects}"
     elif step < steps:
         kind = EventKind.EARLY_STOP
         text = f"stopped: {progress.misses} validations in a row were not better than {progress.best_loss:.3f}"
     else:
         kind, action = EventKind.FINISH, ""
-        text = f"finished: {steps} steps, {progress.tokens:,} tokens; all of it is in {state.settings.out}"
+        text = f"finished: {step} steps, {progress.tokens:,} tokens; all of it is in {state.settings.out}"
         news = [Note(f"look at {state.rundir.report}")] if state.settings.log.report else []
     return code, [Event(step=step, kind=kind, text=text, action=action, evidence=evidence), *news]

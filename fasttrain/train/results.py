@@ -44,7 +44,7 @@ class Results:
         self._pending = None
 
     def _read(self, result: StepResult, times: PhaseTimes, others: Mapping[str, float]) -> StepRecord:
-        loss, norm, valid, stops, failed_saves, *block_norms = result.read()
+        loss, norm, valid, stops, failed_saves, failed_reads, *block_norms = result.read()
         phases, sensors, memory = times.seconds(), self._sensors.read(), used_memory(self._device)
         own = {phase: time for phase, time in phases.items() if phase not in BESIDE}
         seconds = sum(own.values())
@@ -57,7 +57,7 @@ class Results:
             "lr": result.lr,
             **others,
             "tokens": tokens,
-            "valid_tokens": int(valid),
+            "valid_tokens": 0 if failed_reads else int(valid),
             "tokens_per_second": speed,
             "mfu": mfu,
             "memory": memory,
@@ -68,6 +68,6 @@ class Results:
         }
         return StepRecord(
             step=result.step, tokens=tokens, loss=loss, grad_norm=norm, block_norms=block_norms,
-            stop_requested=stops > 0, save_failed=failed_saves == self._world_size, phases=phases, step_phases=own,
-            sensors=sensors, mfu=mfu, memory=memory, values=values,
+            stop_requested=stops > 0, save_failed=failed_saves == self._world_size, read_failed=failed_reads > 0,
+            phases=phases, step_phases=own, sensors=sensors, mfu=mfu, memory=memory, values=values,
         )  # fmt: skip

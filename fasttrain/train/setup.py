@@ -4,19 +4,18 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fasttrain.checkpoint import before_run, checkpoint_bytes, restore, resume
+from fasttrain.checkpoint import check_disk_space, restore, resume
 from fasttrain.config import Config
-from fasttrain.data import TrainingData, training_data
+from fasttrain.data import training_data
 from fasttrain.data.lint.checks import suspicions
 from fasttrain.distributed.parallelize import parallelize, should_compile
 from fasttrain.distributed.runtime import Runtime
-from fasttrain.flops import flops_per_token, state_bytes
+from fasttrain.flops import flops_per_token
 from fasttrain.hf.load import load_pretrained, tokenizer_warning
 from fasttrain.metrics import peak_flops
 from fasttrain.model import Decoder
 from fasttrain.monitor import make_monitor
 from fasttrain.optim.optimizer import make_optimizer, make_scaler
-from fasttrain.rundir import RunDir
 from fasttrain.tools.plan.sizes import Sizes, at_start
 from fasttrain.tools.profiling import check as check_profile
 from fasttrain.train.state import Progress, TrainState
@@ -42,7 +41,7 @@ def prepare(settings: Config, runtime: Runtime) -> tuple[TrainState, StartReport
         raise ValueError(problem)
     data = training_data(settings.data)
     suspected = suspicions(data.datasets.values(), settings.data) if runtime.is_main else []
-    vocab = _vocab(settings, data)
+    vocab = data.embedding_rows(settings)
     tokens = settings.batch.steps * settings.batch.sequences * settings.data.sequence
     flops = tokens * flops_per_token(settings.model, vocab, settings.data.sequence)
     compiled, why_not = should_compile(settings.parallel, runtime, flops)
@@ -50,7 +49,9 @@ def prepare(settings: Config, runtime: Runtime) -> tuple[TrainState, StartReport
     optimizer = make_optimizer(model, settings.optim, runtime.device)
     scaler = make_scaler(runtime.precision, runtime.device)
     peak = peak_flops(runtime.device, runtime.dtype)
-    monitor = make_monitor(settings, runtime, vocab, peak=peak, compiled=compiled, scaled=scaler.is_enabled())
+    monitor = make_monitor(
+        settings, runtime, vocab, repeated=data.repeated(), peak=peak, compiled=compiled, scaled=scaler.is_enabled()
+    )
     progress, changes = Progress(), list[resume.Change]()
     corrupt: list[str] = []
     checkpoint = resume.starting_point(settings, runtime.checkpoint_group, on_warning=corrupt.append)
@@ -69,13 +70,13 @@ def prepare(settings: Config, runtime: Runtime) -> tuple[TrainState, StartReport
         restore(checkpoint, model, optimizer, scaler, group=runtime.checkpoint_group)
         if not resume.moves_data(changes):  # other batches have other noise
             monitor.restore(saved["monitor"])
-    _check_disk_space(settings, vocab)
+    check_disk_space(settings, vocab)
     check_profile(settings.log.profile, left=settings.batch.steps - progress.step)
     state = TrainState(
         settings=settings, runtime=runtime, data=data, model=model, optimizer=optimizer, scaler=scaler,
         progress=progress, monitor=monitor, resumed_from=checkpoint.path if checkpoint else None,
     )  # fmt: skip
-    _check_epochs(state)
+    state.batches.check_last(settings.batch.steps)
     tokens_of = {name: float(len(dataset.split("train"))) for name, dataset in data.datasets.items()}
     plan = at_start(settings, vocab=vocab, dp_size=runtime.dp_size, dataset=tokens_of)
     if plan.contradictions and checkpoint is None:
@@ -92,36 +93,6 @@ def init_weights(model: Decoder, settings: Config) -> None:
         model.init_weights(settings.seed)
     else:
         load_pretrained(model, settings.from_hf)
-
-
-def _check_disk_space(settings: Config, vocab: int) -> None:
-    """A disk that the run would fill is an error now, not in the night."""
-    directory = RunDir(settings.out).checkpoints
-    size = checkpoint_bytes(directory, state_bytes(settings.model, vocab, settings.optim.kind))
-    space = before_run(directory, settings.checkpoint, size=size, steps=settings.batch.steps)
-    if space.state != "enough":
-        raise ValueError(f"no disk space for the checkpoints of this run: {space}")
-
-
-def _check_epochs(state: TrainState) -> None:
-    end, steps = state.batches.end, state.settings.batch.steps
-    if end is not None and end < steps:
-        remedy = "raise the epochs of one, or lower batch.steps"
-        raise ValueError(f"data.mixture: every component has reached its epochs at step {end} of {steps}; {remedy}")
-
-
-def _vocab(settings: Config, data: TrainingData) -> int:
-    """Rows of the embedding."""
-    needed = data.first.vocab
-    vocab = settings.model.vocab or -(-needed // 64) * 64
-    if vocab < needed:
-        remedy = "raise it, or remove it"
-        if settings.from_hf is not None:
-            remedy = f"it is that of {settings.from_hf}: prepare the data with --tokenizer {settings.from_hf}"
-        raise ValueError(
-            f"model.vocab ({vocab}) is smaller than the vocabulary of the data, {needed} ({data.first.path}); {remedy}"
-        )
-    return vocab
 
 
 def _model(settings: Config, vocab: int, runtime: Runtime, *, compiled: bool) -> Decoder:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-import fasttrain
 from fasttrain.checkpoint import Checkpoints
 from fasttrain.config import Config
 from fasttrain.config_toml import to_toml
@@ -18,9 +16,13 @@ from fasttrain.data import Batch, Batches, DataCursor, Skip, TrainingData
 from fasttrain.data.locate import documents_of
 from fasttrain.data.segments import DataSegment, append_segment, with_absolute_paths
 from fasttrain.distributed.runtime import Runtime
+from fasttrain.metrics.hardware import versions
 from fasttrain.model import Decoder
 from fasttrain.monitor import Monitor
 from fasttrain.rundir import RunDir
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +61,10 @@ class TrainState:
     monitor: Monitor
     resumed_from: Path | None  # a checkpoint
     batches: Batches = field(init=False)
+    tokenizer: Tokenizer | None = field(init=False)  # for samples; read at the start, for its file may vanish
 
     def __post_init__(self) -> None:
+        self.tokenizer = self.data.tokenizer() if self.settings.validation.sample else None
         self.batches = self.segment().batches(self.data, self.runtime.dp_rank, self.runtime.dp_size)
 
     @property
@@ -72,14 +76,14 @@ class TrainState:
         while self.progress.step < self.settings.batch.steps:
             yield self.progress.step
 
-    def advance(self) -> None:
-        """One more step is completed."""
-        tokens = self.settings.batch.sequences * self.settings.data.sequence
-        self.progress = replace(self.progress, step=self.progress.step + 1, tokens=self.progress.tokens + tokens)
+    def advance(self, steps: int = 1) -> None:
+        """So many more steps are completed; negative: they changed nothing, and do not count."""
+        tokens = steps * self.settings.batch.sequences * self.settings.data.sequence
+        self.progress = replace(self.progress, step=self.progress.step + steps, tokens=self.progress.tokens + tokens)
 
     def micro_batches(self, step: int) -> list[Batch]:
         """A rank's micro-batches of a step."""
-        batch = self.batches.at(step)
+        batch = self.batches.at_or_blank(step)
         if self.runtime.device.type == "cuda":
             batch = batch.pin_memory()
         return batch.split(self.settings.batch.micro)
@@ -134,7 +138,3 @@ class TrainState:
         """Begin to save; loss: of validation at this step."""
         step, metadata = self.progress.step, self.metadata()
         checkpoints.save(self.model, self.optimizer, self.scaler, step=step, metadata=metadata, loss=loss)
-
-
-def versions() -> dict[str, str]:
-    return dict(fasttrain=fasttrain.__version__, torch=str(torch.__version__), python=platform.python_version())

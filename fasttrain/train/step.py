@@ -9,6 +9,7 @@ step and rank: there is none to save, and a step that is repeated draws the same
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,6 +30,7 @@ class StepFlags(NamedTuple):
 
     stop: bool = False  # it was asked to end the run
     save_failed: bool = False  # it knows that the last save failed
+    read_failed: bool = False  # it could not read its batch: nobody updates the weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,7 @@ class StepResult:
 
     step: int  # steps completed, this one included
     lr: float
-    values: Tensor  # (5 + blocks,) float64 on the host
+    values: Tensor  # (6 + blocks,) float64 on the host
     ready: torch.cuda.Event | None
 
     def read(self) -> list[float]:
@@ -60,7 +62,8 @@ def train_step(
     seed_step(settings.seed, step, runtime.dp_rank)
     # Counted on the host, before the copy: only the sum over ranks is the device's work.
     valid = sum(int((micro.targets != IGNORED).sum()) for micro in micro_batches)
-    totals = torch.tensor([valid, *flags], dtype=torch.float64, device=runtime.device)
+    counted = math.nan if flags.read_failed else valid  # nan makes the loss of all ranks nan, and skips the update
+    totals = torch.tensor([counted, *flags], dtype=torch.float64, device=runtime.device)
     dist.all_reduce(totals, group=runtime.dp_group)
     timer.mark("wait")  # for the last rank to get here
     num_tokens = totals[0].to(torch.float32)

@@ -10,21 +10,26 @@ from fasttrain.train.state import TrainState
 
 
 def validate(state: TrainState, sets: dict[str, ValidationSet], news: list[News]) -> float | None:
-    """Score every set, and let the model write; the loss on the held-out documents, if there are some."""
-    step, settings, vocab = state.progress.step, state.settings.validation, state.data.first.vocab
+    """Score every set; the loss on the held-out documents, if there are some."""
+    step, vocab = state.progress.step, state.data.first.vocab
     scores = {name: samples.score(state.model) for name, samples in sets.items()}
     if mean := mean_score(scores, state.data.weights):
         scores[HELD_OUT] = mean
     for name, score in scores.items():
         news += _about(step, name, score, vocab)
-    tokenizer, separator = state.data.tokenizer(), state.data.first.separator
-    if settings.sample and tokenizer is not None and separator is not None:
-        text = continue_text(state.model, tokenizer, separator, settings.sample, tokens=settings.sample_tokens)
-        news.append(Event(step=step, kind=EventKind.SAMPLE, text=text))
     if HELD_OUT not in scores:
         return None
     state.progress = state.progress.after_validation(scores[HELD_OUT].loss)
     return scores[HELD_OUT].loss
+
+
+def sample(state: TrainState) -> list[News]:
+    """What the model writes, if it is asked to and knows how. All ranks call it."""
+    settings, tokenizer, separator = state.settings.validation, state.tokenizer, state.data.first.separator
+    if tokenizer is None or separator is None:
+        return []
+    text = continue_text(state.model, tokenizer, separator, settings.sample, tokens=settings.sample_tokens)
+    return [Event(step=state.progress.step, kind=EventKind.SAMPLE, text=text)]
 
 
 def _about(step: int, name: str, score: Score, vocab: int) -> Iterator[News]:

@@ -19,7 +19,7 @@ HEAD = """# Events and exit codes
 
 <!-- Written from fasttrain/events.py; to update it: {command} -->
 
-A run records what happens to it. Every event is a line of `events.jsonl`, a line on the terminal, a mark in
+Every event is a line of `events.jsonl` and of the terminal, a mark in
 TensorBoard and W&B, and a row of [its report](report.md). [monitor.md](monitor.md) has the rules behind them.
 
 ```json
@@ -38,7 +38,7 @@ CODES_HEAD = """
 |---|---|
 """
 CODES_TAIL = """| 128 + n | signal n: saved and stopped as asked (SIGINT 130, SIGUSR1 138, SIGTERM 143) |
-| 137 | SIGKILL, mostly because memory ran out; the same command resumes, and a smaller `batch.micro` needs less |
+| 137 | SIGKILL, mostly for lack of memory: lower `batch.micro`; the same command resumes |
 
 torchrun exits with 0 or 1; its last lines have the codes of the ranks.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import signal
@@ -18,6 +19,7 @@ from fasttrain.fs import (
     close_inherited_locks,
     exclusive_lock,
     free_bytes,
+    is_in_place,
     is_locked,
     new_directory,
     write_file,
@@ -279,3 +281,19 @@ def test_free_space_is_that_of_the_next_directory_above(tmp_path: Path) -> None:
 
     assert free_bytes(tmp_path / "not" / "there", statvfs) == 7 * 512
     assert asked == [tmp_path]
+
+
+def test_a_lock_is_in_place_until_its_directory_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = tmp_path / "run" / ".lock"
+    with exclusive_lock(lock, "taken"):
+        assert is_in_place(lock)
+        for number, there in ((errno.EIO, True), (errno.ESTALE, False)):
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "stat", lambda *_, number=number: (_ for _ in ()).throw(OSError(number, "no")))
+                assert is_in_place(lock) == there
+        lock.parent.rename(tmp_path / "away")
+        assert not is_in_place(lock)
+        lock.parent.mkdir()
+        lock.touch()
+        assert not is_in_place(lock)
+        assert is_in_place(tmp_path / "away" / ".lock")

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fasttrain.data.dataset import DocumentSource, corrupt, read_tokenizer
-from fasttrain.data.stream import TokenStream
+from fasttrain.data.stream import TokenStream, spread
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 WHOLE_TOKENS = 2**24  # a split of so many is read whole, in 0.1 s
 SAMPLE_TOKENS = 2**20  # of a longer one
-SAMPLE_SPANS = 16  # evenly spread
 DECODED_TOKENS = 2**17  # tokens of a split whose text is measured, in 0.1 s
 REWRITE = "copy it again, or write it again"
 NO_SEPARATOR = -1  # as data.separator
@@ -65,7 +64,7 @@ class ExternalDataset:
         self._streams, self._described = found.splits, described
         self.splits = list(found.splits)
         self.tokenizer_path = described.tokenizer
-        samples = {name: _spread(stream, SAMPLE_TOKENS, whole=WHOLE_TOKENS) for name, stream in found.splits.items()}
+        samples = {name: spread(stream, SAMPLE_TOKENS, whole=WHOLE_TOKENS) for name, stream in found.splits.items()}
         self.vocab, self.separator = self._known(found, samples)
         for stream in found.splits.values():
             stream.separator = self.separator
@@ -102,7 +101,7 @@ class ExternalDataset:
         tokenizer, stream = self.tokenizer(), self.split(name)
         if tokenizer is None:
             return None
-        tokens = _spread(stream, DECODED_TOKENS, whole=DECODED_TOKENS)
+        tokens = spread(stream, DECODED_TOKENS, whole=DECODED_TOKENS)
         return sum(len(text.encode()) for text in tokenizer.decode_batch(tokens.tolist())) / tokens.size
 
     def source(self, name: str, document: int) -> DocumentSource | None:
@@ -149,11 +148,3 @@ class ExternalDataset:
         trouble = f"does not say how large its vocabulary is, and a sample goes up to {largest} {no_separator}"
         remedy = f"set data.vocab{hint * pickle.exists()}, and data.separator if there is a token between documents"
         raise corrupt(self.path, trouble, remedy)
-
-
-def _spread(stream: TokenStream, tokens: int, *, whole: int) -> np.ndarray:  # -> (spans, n)
-    """All of the stream if it has up to `whole` tokens, or so many in spans of it."""
-    if len(stream) <= whole:
-        return stream.windows(np.zeros(1, np.int64), len(stream))
-    length = tokens // SAMPLE_SPANS
-    return stream.windows(np.linspace(0, len(stream) - length, SAMPLE_SPANS).astype(np.int64), length)

@@ -5,21 +5,17 @@ PREFIX.idx, little-endian and without gaps, S sequences, D documents:
     "MMIDIDX\\0\\0", uint64 version 1, uint8 type of tokens, uint64 S, uint64 D + 1,
     S int32 lengths of sequences in tokens, S int64 offsets of sequences in bytes,
     D + 1 int64 numbers of the sequences that documents begin with, the last one being S
-
-A header of 34 bytes leaves every number unaligned, and NumPy searches aligned arrays only: it would copy the whole
-index. So the search is written out here, and reads some pages.
 """
 
 import struct
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 
 from fasttrain.data.dataset import corrupt
 from fasttrain.data.formats.bins import split_of
 from fasttrain.data.formats.dataset import REWRITE, FoundFiles
-from fasttrain.data.stream import MappedFile, TokenStream
+from fasttrain.data.stream import TokenFile, TokenStream, document_ends, gather
 
 MAGIC, VERSION = b"MMIDIDX\0\0", 1
 HEADER = struct.Struct("<9sQBQQ")
@@ -80,45 +76,32 @@ def _read(prefix: Path) -> TokenStream:
         raise corrupt(index, f"has {size} bytes {wanted}: {state}", REWRITE)
     dtype = np.dtype(TYPES[code])
     ends = Ends(index, data, dtype.itemsize, sequences, bounds)
-    return TokenStream([data], [ends.total], ends, dtype=dtype)
+    return TokenStream([data], [ends.total], document_ends(bounds - 1, ends.read), dtype=dtype)
 
 
 class Ends:
-    """Where documents end, in tokens, read from the index one by one."""
+    """Where documents end, in tokens, by the three arrays of the index."""
 
     def __init__(self, index: Path, data: Path, width: int, sequences: int, bounds: int) -> None:
-        self._width = width
-        mapping = MappedFile(index, np.dtype("u1")).array
-        self._lengths = np.frombuffer(mapping, "<i4", sequences, HEADER.size)
-        self._offsets = np.frombuffer(mapping, "<i8", sequences, HEADER.size + 4 * sequences)
-        self._bounds = np.frombuffer(mapping, "<i8", bounds, HEADER.size + 12 * sequences)
-        self.total = (int(self._offsets[-1]) + int(self._lengths[-1]) * width) // width
+        self._width, self._sequences = width, sequences
+        lengths, offsets = HEADER.size, HEADER.size + 4 * sequences
+        self._offsets = TokenFile(index, np.dtype("<i8"), sequences, header=offsets)
+        self._bounds = TokenFile(index, np.dtype("<i8"), bounds, header=offsets + 8 * sequences)
+        last = TokenFile(index, np.dtype("<i4"), sequences, header=lengths).read(sequences - 1, sequences)
+        self.total = (int(self._offsets.read(sequences - 1, sequences)[0]) + int(last[0]) * width) // width
         size, expected = data.stat().st_size, self.total * width
-        if expected != size or self._offsets[0] != 0:
+        if expected != size or self._offsets.read(0, 1)[0] != 0:
             trouble = f"has {size} bytes instead of {expected} by {index}: truncated, or they do not belong together"
             raise corrupt(data, trouble, "copy both again")
-        first, last = int(self._bounds[0]), int(self._bounds[-1])
-        if first != 0 or last != sequences:
-            raise corrupt(index, f"has documents from sequence {first} to {last}, but {sequences} sequences", REWRITE)
+        begin, end = (int(self._bounds.read(number, number + 1)[0]) for number in (0, bounds - 1))
+        if begin != 0 or end != sequences:
+            raise corrupt(index, f"has documents from sequence {begin} to {end}, but {sequences} sequences", REWRITE)
 
-    def __len__(self) -> int:
-        return len(self._bounds) - 1
-
-    def __getitem__(self, numbers: Any) -> np.ndarray:
-        """Where the documents of these numbers end; -1 is the last one."""
-        sequences = self._bounds[np.asarray(numbers) % len(self) + 1]  # the one that begins the next document
-        inside = np.minimum(sequences, len(self._offsets) - 1)
-        return np.where(sequences == len(self._offsets), self.total, self._offsets[inside] // self._width)
-
-    def searchsorted(self, positions: np.ndarray, /, side: Literal["left", "right"]) -> np.ndarray:
-        """Count, as that of an array: how many documents end before each position, or (right) at it."""
-        low, high = np.zeros(len(positions), np.int64), np.full(len(positions), len(self), np.int64)
-        while (low < high).any():  # halved each time, for all positions at once
-            middle = (low + high) // 2
-            ends = self[np.minimum(middle, len(self) - 1)]
-            before = (ends <= positions if side == "right" else ends < positions) & (low < high)
-            low, high = np.where(before, middle + 1, low), np.where(before, high, middle)
-        return low
+    def read(self, first: int, stop: int) -> np.ndarray:  # -> (stop - first,)
+        """The ends of these documents: where the sequence lies that begins the next one."""
+        sequences = np.clip(self._bounds.read(first + 1, stop + 1), 0, self._sequences)
+        offsets = gather(self._offsets.read, np.minimum(sequences, self._sequences - 1)) // self._width
+        return np.where(sequences == self._sequences, self.total, offsets)
 
 
 def _with(prefix: Path, ending: str) -> Path:

@@ -16,6 +16,7 @@ from fasttrain.units import count, disk_size, parse_count, plural
 
 # Hoffmann et al. 2022 (arXiv 2203.15556): about 20 tokens per parameter give the least loss for the compute
 COMPUTE_OPTIMAL = 20
+FITTED = 44e6  # parameters of the smallest model that this was fitted to; a toy may be what its user wants
 # Muennighoff et al. 2023 (arXiv 2305.16264): up to about 4 epochs, repeated data is nearly as good as new
 WORTHWHILE_EPOCHS = 4
 # In a name, a size stands by itself: "llama2-7b", "550m", "0.6b"; "gpt2", "v2b", "ctx-4k" and "tiny-2" have none.
@@ -72,7 +73,7 @@ class Sizes:
         tied = "" if parameters.head else " (tied head)"
         times = self.tokens_per_parameter / COMPUTE_OPTIMAL
         meaning = ""
-        if times < 0.5:
+        if times < 0.5 and parameters.total >= FITTED:
             meaning = ": a smaller model would do better with this compute"
         elif times > 3:
             meaning = ", as for models that are used more than they are trained"

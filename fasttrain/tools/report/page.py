@@ -37,11 +37,15 @@ def write_report(runs: Sequence[Path], out: Path, *, running: bool | None = None
     in each, and leaves the former page as it is until then.
     """
     try:
-        if running and not catch_up(runs, patience=PATIENCE):
-            return
-        write_page(read_records(runs), out, running=running)
+        refresh(runs, out, running=running)
     except Exception as error:
         _logger.warning("report: %s is not up to date: %s: %s", out, type(error).__name__, error)
+
+
+def refresh(runs: Sequence[Path], out: Path, *, running: bool | None = None) -> None:
+    """Write the page, as write_report does, and raise what goes wrong."""
+    if not running or catch_up(runs, patience=PATIENCE):
+        write_page(read_records(runs), out, running=running)
 
 
 def write_page(records: Sequence[RunRecord], out: Path, *, running: bool | None = None) -> None:
@@ -106,4 +110,4 @@ class ReportRefresher:
     def __call__(self, running: bool) -> None:
         if not running or time.monotonic() >= self._due:
             self._due = time.monotonic() + self.INTERVAL
-            write_report([self._run.path], self._run.report, running=running)
+            refresh([self._run.path], self._run.report, running=running)

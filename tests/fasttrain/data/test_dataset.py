@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fasttrain.data.stream
 from fasttrain.data import Batches, Dataset, DatasetWriter, TokenStream, holds_out, open_dataset
 from fasttrain.data.dataset import RECORD, Manifest, SourceFile, Split
+from fasttrain.data.stream import DocumentIndex
 from fasttrain.fs import FileChecksum
 
 AGAIN = "copy it again, or prepare the dataset again"
@@ -315,6 +317,36 @@ def test_a_trillion_tokens_open_and_read_at_once(tmp_path):
     assert resident() - before < 64e6
 
 
+def test_the_ends_of_many_documents_are_those_of_an_array(tmp_path, monkeypatch):
+    monkeypatch.setattr(fasttrain.data.stream, "HELD_ENDS", 0)
+    ends = np.cumsum(np.random.default_rng(0).integers(0, 5, 20_000)).astype("<i8")
+    ends.tofile(tmp_path / "ends")
+    sparse(tmp_path / "tokens", 2 * int(ends[-1]))
+    stream = TokenStream([tmp_path / "tokens"], [int(ends[-1])], tmp_path / "ends", dtype=np.dtype("uint16"))
+    found = stream.document_ends
+    assert isinstance(found, DocumentIndex)
+    for numbers in (np.arange(3), np.array([-1, 7, 19_999, 8, 5000]), np.empty(0, np.int64)):
+        assert found[numbers].tolist() == ends[numbers].tolist()
+    positions = np.arange(-1, ends[-1] + 2, 7)
+    for side in ("left", "right"):
+        assert found.searchsorted(positions, side=side).tolist() == ends.searchsorted(positions, side=side).tolist()
+
+
+def test_a_deleted_file_is_still_read_and_a_truncated_one_is_an_error_that_names_it(tmp_path):
+    """A mapped page would end the process with SIGBUS."""
+    path = tmp_path / "tokens"
+    np.arange(10_000, dtype="<u2").tofile(path)
+    stream = TokenStream([path], [10_000], None, dtype=np.dtype("uint16"))
+    path.rename(tmp_path / "away")
+    assert stream.windows(np.array([9000]), 3).tolist() == [[9000, 9001, 9002]]
+    os.truncate(tmp_path / "away", 8192)
+    assert stream.windows(np.array([0]), 3).tolist() == [[0, 1, 2]]
+    with pytest.raises(OSError, match=f"{path} is truncated: it has 8192 bytes instead of 20000; copy it again"):
+        stream.windows(np.array([9000]), 3)
+    with pytest.raises(OSError, match="is truncated: it has 8192 bytes instead of 20000"):
+        TokenStream([tmp_path / "away"], [10_000], None, dtype=np.dtype("uint16"))
+
+
 def bytes_read() -> int:
     """From disks, by this process. Nothing on file systems in memory."""
     return int(Path("/proc/self/io").read_text().split("read_bytes:")[1].split()[0])
@@ -329,8 +361,10 @@ def test_only_the_pages_of_a_batch_are_read(tmp_path):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     before = bytes_read()
     stream = TokenStream([tmp_path / "tokens"], [len(tokens)], tmp_path / "ends", dtype=np.dtype("uint16"), separator=0)
+    opened = bytes_read()
+    assert opened - before < ends.nbytes / 7  # a page of the index in eight
     Batches(stream, sequence=2048, sequences=64, seed=0, document_mask=True).at(0)
-    assert bytes_read() - before < 64 * 96 * 1024  # for a window: 3 pages, and those on the way to it in the index
+    assert bytes_read() - opened < 64 * 80 * 1024  # for a window: 3 pages, and those of its documents in the index
 
 
 @pytest.fixture

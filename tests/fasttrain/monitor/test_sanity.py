@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import ast
+import inspect
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +15,8 @@ import torch
 from fasttrain.config import Config, ModelConfig, OptimConfig
 from fasttrain.events import EventKind
 from fasttrain.model import Decoder
-from fasttrain.monitor.sanity import Blocks, Envelope, first_loss, first_loss_suspicion
+from fasttrain.monitor.sanity import Blocks, Envelope, first_loss, first_loss_suspicion, unusual_settings
+from fasttrain.recipes import RECIPES
 
 VOCAB = 1024
 
@@ -46,6 +51,41 @@ def test_other_first_losses_are_suspicious() -> None:
     assert "data lint" in low
     assert "model.init_std" in high
     assert first_loss_suspicion(math.nan, Config(), VOCAB)
+
+
+def characters() -> torch.Tensor:
+    """Real code, character by character, with its runs of spaces."""
+    text = "".join(Path(module.__file__ or "").read_text("utf-8") for module in (ast, argparse, inspect))
+    return torch.tensor(list(text.encode("ascii", "replace")))
+
+
+@pytest.mark.parametrize(("hidden", "layers", "ffn"), [(128, 4, 384), (64, 2, 192), (256, 2, 64)])
+def test_runs_of_spaces_under_a_tied_head_are_no_defect_and_targets_among_the_inputs_are(
+    hidden: int, layers: int, ffn: int
+) -> None:
+    tokens = characters()[: 64 * 257].reshape(64, 257)
+    repeated = float((tokens[:, 1:] == tokens[:, :-1]).float().mean())
+    assert 0.1 < repeated < 0.5
+    settings = ModelConfig(layers=layers, hidden=hidden, heads=4, kv_heads=2, head_dim=32, ffn=ffn)
+    model, vocab = Decoder(settings, vocab=128, sequence=256), 128
+    model.init_weights(0)
+    with torch.no_grad():
+        loss = float(model(tokens[:, :-1], tokens[:, 1:]).loss_sum) / (64 * 256)
+        leak = float(model(tokens[:, :-1], tokens[:, :-1]).loss_sum) / (64 * 256)
+    run = Config(model=settings)
+    assert first_loss_suspicion(loss, run, vocab, repeated) == ""
+    assert hidden == 64 or first_loss_suspicion(loss, run, vocab)  # without knowing of the spaces
+    assert "the targets are in the inputs" in first_loss_suspicion(leak, run, vocab, 1.0)
+    assert "the targets are in the inputs" in first_loss_suspicion(leak, run, vocab, repeated)
+
+
+def test_settings_that_nobody_uses_are_named_with_a_value_to_begin_with() -> None:
+    assert unusual_settings(Config()) == []
+    for recipe in RECIPES.values():
+        assert unusual_settings(recipe()) == []
+    lr, decay = unusual_settings(Config(optim=OptimConfig(lr=1000, weight_decay=100)))
+    assert lr == "optim.lr is 1000, and more than 0.05 is unusual; begin with 0.0003"
+    assert decay == "optim.weight_decay is 100, and more than 1 is unusual; begin with 0.1"
 
 
 TABLE = [(1e6, 5.0, 7.0), (1e8, 3.0, 4.0)]

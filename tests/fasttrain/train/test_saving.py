@@ -181,7 +181,7 @@ def test_room_is_made_before_a_save_and_a_full_disk_is_no_surprise(tmp_path):
         return disk - sum(file.stat().st_size for file in (run / "checkpoints").rglob("*") if file.is_file())
 
     late = patch.object(
-        fasttrain.train.setup, "_check_disk_space", lambda *_: None
+        fasttrain.train.setup, "check_disk_space", lambda *_: None
     )  # others fill the disk after the start
     with late, patch("fasttrain.checkpoint.disk_space.free_bytes", free):
         assert train(run, *keep, "--batch.steps", 20) == 0
@@ -292,7 +292,7 @@ def test_a_model_that_is_not_finite_is_never_saved_and_the_run_does_not_wait_for
 def test_a_checkpoint_that_is_not_finite_is_not_verified_and_not_exported(tmp_path, capsys):
     run = tmp_path / "run"
     with poisoned(at=12), patch.object(fasttrain.checkpoint.saver, "not_finite", lambda state: []):
-        assert train(run, "--monitor.spike", "warn", "--batch.steps", 15) == 0
+        assert train(run, "--monitor.spike", "warn", "--batch.steps", 15) == ExitCode.STOPPED
     capsys.readouterr()
     assert commands(["checkpoint", "verify", str(run)]) == 1
     said = " ".join(capsys.readouterr().out.split())

@@ -124,7 +124,10 @@ def test_where_a_run_stands_against_compute_optimal():
         optim=OptimConfig(),
         parallel=ParallelConfig(),
     )
-    assert "a smaller model would do better" in "\n".join(sizes(small, vocab=4096).lines())
+    large = replace(small, model=ModelConfig(vocab=50_304, hidden=1024, layers=8))
+    assert "a smaller model would do better" in "\n".join(sizes(large, vocab=50_304).lines())
+    for toy in (small, RECIPES["tiny"]()):  # the rule is of models of 44M parameters and more
+        assert "a smaller model would do better" not in "\n".join(sizes(toy, vocab=4096).lines())
 
 
 def test_numbers_as_people_write_them():
