@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from fasttrain.bounds import Bounds
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 DISK_SLACK = 1.02  # file systems round up, and small files come on top
 DISK_RESERVE = 64 * 2**20  # bytes to leave: metrics and events are written to the same place
+
+FILE_BYTES = Bounds(0, 2**62)
 
 StatVfs = Callable[[Path], os.statvfs_result]
 _held: set[int] = set()  # descriptors of the locks of this process, which a forked child inherits
@@ -28,8 +32,12 @@ class FileChecksum:
     """Size and content of a file, to be compared with what is on the disk later."""
 
     name: str
-    size: int  # bytes
+    size: Annotated[int, FILE_BYTES]
     sha256: str
+
+    def __post_init__(self) -> None:
+        if "/" in self.name or "\0" in self.name or self.name in ("", ".", ".."):  # it could lead anywhere
+            raise ValueError(f"{self.name!r} is no name of a file beside it")
 
     def check_size(self, directory: Path) -> None:
         """Raise unless the file is there, whole by its size."""

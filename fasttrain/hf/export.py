@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fasttrain.checkpoint import Checkpoint
+from fasttrain.checkpoint.resume import check_metadata
 from fasttrain.checkpoint.state import TensorReader, check_finite, load, saved_tensors
 from fasttrain.config import Config, ModelConfig
 from fasttrain.config_toml import from_toml
@@ -136,6 +137,7 @@ class ExportSource:
 
 def describe(checkpoint: Checkpoint, tokenizer: str | None = None) -> ExportSource:
     """Read all but the weights. tokenizer: in place of the data's, a tokenizer.json or NO_TOKENIZER."""
+    check_metadata(checkpoint)
     run = checkpoint.path.parent.parent
     vocab = saved_tensors(checkpoint)["model.embedding.weight"].size[0]
     data, trouble = _data(run, checkpoint.step)
