@@ -10,7 +10,7 @@ from typing import Any
 import tomli_w
 
 from fasttrain.config import Config
-from fasttrain.schema import build
+from fasttrain.schema import build, parse
 
 
 def to_toml(config: Config) -> str:
@@ -21,7 +21,7 @@ def to_toml(config: Config) -> str:
 def from_toml(text: str) -> Config:
     """What to_toml has written."""
     try:
-        return build(Config, tomllib.loads(text))
+        return build(Config, parse(text, tomllib.loads))
     except ValueError as error:
         raise ValueError(
             f"the settings of the run are not of this version of fasttrain ({error}); use the one that wrote them"

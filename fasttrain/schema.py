@@ -79,8 +79,10 @@ def _built_of_fields(kind: Any, value: Any, name: str) -> Any:
         if key not in hints:
             raise ValueError(f"{prefix}{key} is unknown")
     fields = {key: build(hints[key], item, f"{prefix}{key}") for key, item in value.items()}
-    declared = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-    optional = {f.name for f in declared if not f.init or not f.default is f.default_factory is dataclasses.MISSING}
+    optional = getattr(kind, "__optional_keys__", None)
+    if optional is None:
+        fields_of = dataclasses.fields(kind)
+        optional = {f.name for f in fields_of if not f.default is f.default_factory is dataclasses.MISSING}
     if missing := [key for key in hints if key not in fields and key not in optional]:
         raise ValueError(f"{prefix}{missing[0]} is missing")
     return kind(**fields)

@@ -19,8 +19,10 @@ from tyro.constructors import ConstructorRegistry, StructConstructorSpec, Struct
 
 from fasttrain.bounds import bounds_of
 from fasttrain.config import ComponentConfig, Config
+from fasttrain.config_toml import from_toml
 from fasttrain.hf.config import TAKEN, architecture
 from fasttrain.rundir import RunDir
+from fasttrain.schema import parse
 
 DESCRIPTION = (
     "Sources of the settings, later ones override earlier ones: --recipe NAME ({recipes}), --config FILE.toml "
@@ -88,10 +90,11 @@ def _found(arguments: Sequence[str], default: Config) -> Mapping[str, Any]:
         return architecture(Path(words.from_hf))
     except FileNotFoundError:
         stored = RunDir(Path(words.out or default.out)).config
-        before = tomllib.loads(stored.read_text()) if stored.exists() else {}
+        before = _read(stored) if stored.exists() else {}
         if before.get("from_hf") != str(Path(words.from_hf)):
             raise
-        return {name: before["model"][name] for name in TAKEN}
+        model = vars(from_toml(stored.read_text("utf-8")).model)
+        return {name: model[name] for name in TAKEN}
 
 
 def _with_warmup_that_fits(default: Config, arguments: Sequence[str]) -> Config:
@@ -181,8 +184,8 @@ def _hint(argument: str) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        return parse(path.read_text("utf-8"), tomllib.loads)
+    except (OSError, ValueError) as error:
         raise ValueError(f"--config {path}: {getattr(error, 'strerror', error)}") from None
 
 

@@ -55,12 +55,24 @@ def read_tokenizer(path: Path, asked: str) -> Tokenizer:
     """Read a tokenizer.json. asked: the command or setting that names it, for the error."""
     from tokenizers import Tokenizer
 
+    with tokenizer_errors(f"{asked}: {path} is no tokenizer.json of Hugging Face tokenizers"):
+        tokenizer = Tokenizer.from_file(str(path))
+        numbers = tokenizer.get_vocab().values()
+        if max(numbers, default=2**32) > 2 * len(numbers) + 2**16:  # the library makes space for all in between
+            raise ValueError(f"of its {len(numbers)} tokens, one has number {max(numbers, default='none')}")
+        Tokenizer.from_str(tokenizer.to_str())  # tokens that two numbers have, or of merges that are none, show here
+        return tokenizer
+
+
+@contextmanager
+def tokenizer_errors(trouble: str) -> Iterator[None]:
+    """The library has no class of its own for errors; a panic of Rust is not even an Exception."""
     try:
-        return Tokenizer.from_file(str(path))
-    except KeyboardInterrupt:
+        yield
+    except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library has no class of its own for it; a panic of Rust is no Exception
-        raise ValueError(f"{asked}: {path} is no tokenizer.json of Hugging Face tokenizers ({error})") from None
+    except BaseException as error:
+        raise ValueError(f"{trouble} ({error})") from None
 
 
 @dataclass(frozen=True, kw_only=True)
