@@ -191,4 +191,4 @@ _FIELDS = ("step", "time", "tokens", "kind", "text", "action", "evidence")
 
 def _number(value: Any) -> float | None:
     """A figure; None: it is none, or not finite."""
-    return value if isinstance(value, int | float) and abs(value) < 1e300 else None
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None

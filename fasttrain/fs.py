@@ -36,7 +36,7 @@ class FileChecksum:
     sha256: str
 
     def __post_init__(self) -> None:
-        if "/" in self.name or "\0" in self.name or self.name in ("", ".", ".."):  # it could lead anywhere
+        if "/" in self.name or not self.name.isprintable() or self.name in ("", ".", ".."):  # leads anywhere
             raise ValueError(f"{self.name!r} is no name of a file beside it")
 
     def check_size(self, directory: Path) -> None:
@@ -137,6 +137,17 @@ def write_file(path: Path, texts: Iterable[str]) -> FileChecksum:
         partial.unlink(missing_ok=True)
     sync(path.parent)
     return replace(file.checksum(), name=path.name)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Where to write what another library writes: beside the path, renamed at the end; nothing stays if it fails."""
+    partial = path.with_name(f".partial-{path.name}")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def check_is_new(out: Path) -> None:

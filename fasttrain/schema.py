@@ -44,7 +44,8 @@ def build(kind: Any, value: Any, name: str = "") -> Any:
         inner = f"{name}." if name else ""
         return {key: build(arguments[1], item, f"{inner}{key}") for key, item in _checked(dict, value, name).items()}
     if hasattr(kind, "_fields"):  # a NamedTuple
-        return kind(*build(tuple[tuple(typing.get_type_hints(kind).values())], value, name))
+        hints: Any = tuple(typing.get_type_hints(kind, include_extras=True).values())
+        return kind(*build(tuple.__class_getitem__(hints), value, name))
     if origin in (list, tuple):
         items = value if isinstance(value, tuple) else _checked(list, value, name)
         kinds = arguments if origin is tuple and arguments[-1] is not Ellipsis else arguments[:1] * len(items)

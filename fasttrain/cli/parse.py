@@ -11,6 +11,7 @@ import dataclasses
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ DESCRIPTION = (
     "--data.mixture.NAME.path, --data.mixture.NAME.weight and --data.mixture.NAME.epochs, for any NAME."
 )
 
+PATHS = ("--out", "--data.path", "--data.tokenizer", "--from_hf", "--from-hf")
+
 
 def load(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]], prog: str = "fasttrain.train") -> Config:
     """The configuration that a command line asks for. A mistake in it ends the program with exit code 2."""
@@ -45,6 +48,9 @@ def load(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]], prog:
             raise ValueError(f"there is no recipe {chosen.recipe!r}; there are {', '.join(recipes)}")
         for path in reversed(chosen.config):
             arguments = [*_arguments(_read(path)), *arguments]
+        for name, value in pairwise(arguments):
+            if name in PATHS and not value:
+                raise ValueError(f"{name} is empty; name a path, or remove it")
         default = recipes[chosen.recipe]()
         found = _found(arguments, default)
         default = dataclasses.replace(default, model=dataclasses.replace(default.model, **found))
