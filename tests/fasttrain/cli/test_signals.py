@@ -51,8 +51,15 @@ def test_every_command_is_here():
     assert {*WORK, "train"} == {*COMMANDS}  # train saves before it ends: tests/faults/test_signals.py
 
 
-@pytest.mark.parametrize("inside", [False, True], ids=["as it begins", "at work"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("number", "inside"),
+    [
+        pytest.param(signal.SIGINT, True, id="Ctrl-C at work"),
+        pytest.param(signal.SIGTERM, False, id="SIGTERM as it begins"),
+        pytest.param(signal.SIGINT, False, id="Ctrl-C as it begins", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, True, id="SIGTERM at work", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", WORK)
 def test_a_signal_ends_a_command_in_a_line(small_run, tmp_path, name, number, inside):
     where, rest = WORK[name]
