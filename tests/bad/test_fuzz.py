@@ -44,7 +44,14 @@ def good(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return top
 
 
-@pytest.mark.parametrize(("group", "name"), [(group, name) for group, names in TARGETS.items() for name in names])
+CASES = [  # a picture takes a second
+    pytest.param(group, name, marks=[pytest.mark.slow] if "picture" in name else [])
+    for group, names in TARGETS.items()
+    for name in names
+]
+
+
+@pytest.mark.parametrize(("group", "name"), CASES)
 def test_a_changed_file_is_an_error_or_right(good, tmp_path, group, name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     target, directory = TARGETS[group][name], Path(shutil.copytree(good / group, tmp_path / group, symlinks=True))
