@@ -25,7 +25,7 @@ def _require(condition: bool, message: str) -> None:
 class ModelConfig(Bounded):
     """The decoder: Qwen3's, or Llama's without qk_norm."""
 
-    layers: Annotated[int, Bounds(1, 10_000)] = 6
+    layers: Annotated[int, Bounds(1, 1000)] = 6
     """Number of blocks."""
     hidden: Annotated[int, WIDTH] = 384
     """Width of the residual stream."""

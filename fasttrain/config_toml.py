@@ -3,8 +3,6 @@
 import dataclasses
 import textwrap
 import tomllib
-import types
-import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import tomli_w
 
 from fasttrain.config import Config
+from fasttrain.schema import build, parse
 
 
 def to_toml(config: Config) -> str:
@@ -22,8 +21,8 @@ def to_toml(config: Config) -> str:
 def from_toml(text: str) -> Config:
     """What to_toml has written."""
     try:
-        return _built(Config, tomllib.loads(text), "")
-    except (TypeError, KeyError, ValueError) as error:
+        return build(Config, parse(text, tomllib.loads))
+    except ValueError as error:
         raise ValueError(
             f"the settings of the run are not of this version of fasttrain ({error}); use the one that wrote them"
         ) from None
@@ -47,32 +46,6 @@ def summary(config: Config) -> list[str]:
         textwrap.fill(f"{name:<11}" + " ".join(f"{key}={value}" for key, value in flat(items)), **layout)
         for name, items in {"run": table, **sections}.items()
     ]
-
-
-def _built(kind: Any, value: Any, name: str) -> Any:
-    """A value of TOML as the type of its field."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        if unknown := set(value) - set(hints):
-            raise KeyError(f"{name}{min(unknown)}")
-        return kind(**{key: _built(hints[key], item, f"{name}{key}.") for key, item in value.items()})  # type: ignore[operator]
-    if origin in (typing.Union, types.UnionType):
-        return None if value == "None" else _built(arguments[0], value, name)
-    if origin is typing.Literal:
-        if value not in arguments:
-            raise ValueError(f"{name}: {value}")
-        return value
-    if origin is dict:
-        return {key: _built(arguments[1], item, f"{name}{key}.") for key, item in value.items()}
-    if origin is tuple:
-        kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
-        return tuple(_built(kind, item, name) for kind, item in zip(kinds, value, strict=True))
-    if (kind, type(value)) in ((float, int), (Path, str)):
-        return kind(value)
-    if type(value) is not kind:
-        raise TypeError(f"{name}: {value!r}")
-    return value
 
 
 def _plain(value: Any) -> Any:

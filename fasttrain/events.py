@@ -180,15 +180,20 @@ class Event:
             evidence = {"evidence": evidence}
         documents = line.get("documents") or []
         return cls(
-            step=int(line.get("step") or 0),
+            step=round(line.get("step") or 0),
             kind=_BY_VALUE.get(kind, kind),
             text=str(line.get("text", "")),
             action=str(line.get("action") or ""),
             evidence={**evidence, **{k: v for k, v in line.items() if k not in (*_FIELDS, "documents", "nonfinite")}},
             documents=[str(document) for document in documents] if isinstance(documents, list) else [str(documents)],
-            tokens=line.get("tokens"),
-            time=float(line.get("time") or 0.0),
+            tokens=_number(line.get("tokens")),
+            time=_number(line.get("time")) or 0.0,
         )
 
 
 _FIELDS = ("step", "time", "tokens", "kind", "text", "action", "evidence")
+
+
+def _number(value: Any) -> float | None:
+    """A figure; None: it is none, or not finite."""
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None

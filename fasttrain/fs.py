@@ -13,13 +13,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from fasttrain.bounds import Bounds
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 DISK_SLACK = 1.02  # file systems round up, and small files come on top
 DISK_RESERVE = 64 * 2**20  # bytes to leave: metrics and events are written to the same place
+
+FILE_BYTES = Bounds(0, 2**62)
 
 StatVfs = Callable[[Path], os.statvfs_result]
 _held: set[int] = set()  # descriptors of the locks of this process, which a forked child inherits
@@ -30,8 +34,12 @@ class FileChecksum:
     """Size and content of a file, to be compared with what is on the disk later."""
 
     name: str
-    size: int  # bytes
+    size: Annotated[int, FILE_BYTES]
     sha256: str
+
+    def __post_init__(self) -> None:
+        if "/" in self.name or not self.name.isprintable() or self.name in ("", ".", ".."):  # leads anywhere
+            raise ValueError(f"{self.name!r} is no name of a file beside it")
 
     def check_size(self, directory: Path) -> None:
         """Raise unless the file is there, whole by its size."""
@@ -139,6 +147,17 @@ def write_file(path: Path, texts: Iterable[str]) -> FileChecksum:
         partial.unlink(missing_ok=True)
     sync(path.parent)
     return replace(file.checksum(), name=path.name)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Where to write what another library writes: beside the path, renamed at the end; nothing stays if it fails."""
+    partial = path.with_name(f".partial-{path.name}")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def check_is_new(out: Path) -> None:

@@ -14,14 +14,16 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch.distributed as dist
 
 from fasttrain.checkpoint.metadata import read_metadata
+from fasttrain.config import STEPS
 from fasttrain.distributed.collectives import RanksFailed, on_all, on_main, rank_in
 from fasttrain.fs import FileChecksum, HashedFile
 from fasttrain.rundir import RunDir
+from fasttrain.schema import build, parse
 
 FORMAT = "fasttrain checkpoint"
 VERSION = 1
@@ -34,10 +36,10 @@ class Checkpoint:
     """A committed checkpoint: its directory and the content of its checkpoint.json."""
 
     path: Path
-    step: int  # steps done
+    step: Annotated[int, STEPS]  # done
     loss: float | None  # of validation, at this step
     optimizer: str  # class
-    scaler: dict[str, float]  # empty without fp16
+    scaler: dict[str, int | float]  # empty without fp16
     metadata: dict[str, Any]  # what the trainer wants to know again
     files: tuple[FileChecksum, ...]
 
@@ -58,7 +60,7 @@ class Checkpoint:
         if path.name.startswith("."):  # it may have everything but its name
             raise ValueError(f"checkpoint: {path} was never finished, or is being deleted; name another one")
         try:
-            content = json.loads(file.read_bytes())
+            content = parse(file.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             raise ValueError(f"checkpoint: {path} has no {NAME}, so it is not a checkpoint") from None
         except ValueError as error:
@@ -72,24 +74,12 @@ class Checkpoint:
             raise ValueError(f"checkpoint: {file} is corrupt: its content does not have the sha256 that it states")
         del content["format"], content["version"]
         try:
-            files = tuple(FileChecksum(**entry) for entry in content.pop("files"))
-            checkpoint = cls(path=path, files=files, **content)
-            checkpoint._check()
-        except (TypeError, KeyError, ValueError) as error:
+            checkpoint: Checkpoint = build(cls, content | dict(path=str(path)))
+        except ValueError as error:
             raise ValueError(f"checkpoint: {file} is not what fasttrain writes: {error}") from None
         if (name := _COMMITTED.fullmatch(path.name)) and int(name[1]) != checkpoint.step:
             raise ValueError(f"checkpoint: {path} holds step {checkpoint.step}; give it its name back")
         return checkpoint
-
-    def _check(self) -> None:
-        kinds = dict(step=int, loss=float | int | None, optimizer=str, scaler=dict, metadata=dict)
-        if wrong := [name for name, kind in kinds.items() if not isinstance(getattr(self, name), kind)]:
-            raise TypeError(f"{wrong[0]} is {getattr(self, wrong[0])!r}")
-        for file in self.files:
-            if not (isinstance(file.name, str) and isinstance(file.size, int) and isinstance(file.sha256, str)):
-                raise TypeError(f"files has {file}")
-            if "/" in file.name or file.name in ("", ".", ".."):  # it could lead anywhere
-                raise ValueError(f"files has {file.name!r}, which is no name of a file beside it")
 
     def verify(self, group: dist.ProcessGroup | None = None) -> None:
         """Raise unless every file is what was written; the ranks of `group`, if any, read a share of the files each."""

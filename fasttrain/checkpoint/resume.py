@@ -8,21 +8,86 @@ batches change in size, sequence or datasets continues in each dataset where it 
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import torch.distributed as dist
 
+from fasttrain.bounds import Bounds
 from fasttrain.checkpoint.committed import Checkpoint, committed_paths, find, list_checkpoints, newest_valid
-from fasttrain.config import Config
+from fasttrain.config import STEPS, Config
 from fasttrain.config_toml import flat, to_toml
 from fasttrain.data import DataCursor
 from fasttrain.rundir import RunDir
+from fasttrain.schema import build, parse
 
 FIXED = ("model.", "optim.kind", "from_hf")  # prefixes of settings that cannot change
 FREE = ("model.dropout", "model.attention_dropout")  # but these can
 UNIMPORTANT = ("out", "resume")  # where a run is, and how it was started
 CONTENT = "content"  # of a dataset; no setting, but it may have changed
 MOVES = ("data.path", "data.mixture", "data.sequence", "batch.sequences", CONTENT)  # what batches depend on
+
+Count = Annotated[int, Bounds(0, 2**62)]
+Finite = Annotated[float, Bounds(-1e300, 1e300)]
+
+
+class SavedCursor(TypedDict):
+    """A DataCursor."""
+
+    step: Annotated[int, STEPS]
+    used: dict[str, Count]
+    skips: list[tuple[Annotated[int, STEPS], Annotated[int, STEPS]]]
+
+
+class SavedProgress(TypedDict):
+    """The Progress of a run."""
+
+    step: Annotated[int, STEPS]
+    tokens: Count
+    cursor: SavedCursor
+    best_loss: float | None
+    misses: Count
+    rollbacks: Count
+
+
+class SavedSeries(TypedDict):
+    """What the detector of spikes knows of a series."""
+
+    recent: list[Finite]
+    residuals: list[Finite]
+    seen: Count
+    score: Finite
+    steps: Count
+    reported: bool
+
+
+SavedMonitor = TypedDict("SavedMonitor", {"loss": SavedSeries, "gradient norm": SavedSeries, "skipped": Count})
+
+
+class RunMetadata(TypedDict):
+    """The metadata of a checkpoint that a run has saved."""
+
+    progress: SavedProgress
+    config: str  # TOML
+    dataset: str  # digest of all data
+    datasets: dict[str, str]  # digest of each
+    used: dict[str, Count]  # samples of each
+    monitor: SavedMonitor
+    world_size: Annotated[int, Bounds(1, 10**6)]
+    versions: dict[str, str]
+
+
+def check_metadata(checkpoint: Checkpoint) -> None:
+    """Raise unless the metadata are what a run saves: checksums only say that nobody has changed them since."""
+    try:
+        found: RunMetadata = build(RunMetadata, checkpoint.metadata, "metadata")
+        if found["progress"]["step"] != checkpoint.step:
+            raise ValueError(f"metadata.progress.step is {found['progress']['step']}, and step {checkpoint.step}")
+        if found["used"].keys() != found["datasets"].keys():
+            raise ValueError(f"metadata.used is of {', '.join(found['used'])}, not of {', '.join(found['datasets'])}")
+        sequence = dict(flat(parse(found["config"], tomllib.loads))).get("data.sequence")
+        build(Annotated[int, Bounds(1, 10**7)], sequence, "data.sequence of metadata.config")
+    except ValueError as error:
+        raise ValueError(f"checkpoint: {checkpoint.path} is not of a run of fasttrain: {error}") from None
 
 
 def starting_point(settings: Config, group: dist.ProcessGroup, on_warning: Callable[[str], None]) -> Checkpoint | None:
@@ -41,6 +106,7 @@ def starting_point(settings: Config, group: dist.ProcessGroup, on_warning: Calla
             raise ValueError(f"{out} is at step {existing[-1].step}; to resume from step {chosen.step}, {remedy}")
         if not committed_paths(own):  # otherwise this run began there before, and was interrupted
             chosen.verify(group)
+            check_metadata(chosen)
             return chosen
     corrupt: list[str] = []
     valid = newest_valid(own, group, on_warning=corrupt.append)
@@ -49,6 +115,8 @@ def starting_point(settings: Config, group: dist.ProcessGroup, on_warning: Calla
         raise ValueError(f"no checkpoint in {own} is valid ({'; '.join(corrupt)}); {remedy}")
     for text in corrupt:
         on_warning(text)
+    if valid is not None:
+        check_metadata(valid)
     return valid
 
 

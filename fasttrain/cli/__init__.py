@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import fasttrain
+from fasttrain.cli.errors import interruptible, user_errors
 
 
 class Command(NamedTuple):
@@ -47,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = " ".join(words[:length])
         if name in COMMANDS:
             command = COMMANDS[name]
-            return getattr(importlib.import_module(command.module), command.function)(words[length:])
+            with user_errors(f"fasttrain {name}"), interruptible(f"fasttrain {name}"):  # the import takes a moment
+                function = getattr(importlib.import_module(command.module), command.function)
+            return function(words[length:])
     if words and words[0] not in ("-h", "--help"):
         inside = [name for name in COMMANDS if name.startswith(f"{words[0]} ")]
         if not inside or words[1:2] not in ([], ["-h"], ["--help"]):

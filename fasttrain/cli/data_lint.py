@@ -16,6 +16,7 @@ from rich.text import Text
 from fasttrain.bounds import Bounds
 from fasttrain.cli.options import command, console, flag, number, numbers, option, table
 from fasttrain.config import DataConfig
+from fasttrain.fs import write_file
 from fasttrain.units import plural
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def main(options: argparse.Namespace) -> int:
             on_progress=lambda tokens: bar.advance(task, tokens / MILLION),
         )
     if options.json is not None:
-        options.json.write_text(report.to_json(), "utf-8")
+        write_file(options.json, [report.to_json()])
     if options.plot is not None:
         draw(report, options.plot)
     _print(report, console())

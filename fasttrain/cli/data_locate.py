@@ -17,6 +17,7 @@ from rich.table import Table
 
 from fasttrain.bounds import Bounds
 from fasttrain.cli.options import RUN_DIRECTORY, command, flag, number, one_of, option
+from fasttrain.units import plural
 
 Line = dict[str, Any]  # an Excerpt, or an Occurrence of a document; its step counts from 1
 DOCUMENT_COLUMNS = ("step", "rank", "row", "component", "tokens of the stream", "document", "bytes of it", "source")
@@ -67,6 +68,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _documents(options: argparse.Namespace) -> Iterator[Line]:
     from fasttrain.data.locate import locate, step_of_token
+    from fasttrain.data.segments import segment_at
     from fasttrain.metrics import read_metrics
 
     metrics, steps = read_metrics(options.run), options.step
@@ -77,6 +79,8 @@ def _documents(options: argparse.Namespace) -> Iterator[Line]:
         steps = range(step, step + 1)
     if metrics and steps[-1] > metrics[-1]["step"]:
         print(f"note: the run has trained {metrics[-1]['step']} steps; later ones are as they will be", file=sys.stderr)
+    if options.rank is not None and options.rank >= (ranks := segment_at(options.run, steps[0] - 1).dp_size):
+        raise ValueError(f"--rank {options.rank}: {options.run} has {plural(ranks, 'rank')}; they count from 0")
     for step in steps:
         for excerpt in locate(options.run, step - 1):
             if options.rank in (None, excerpt.dp_rank):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -63,8 +64,10 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _prompts(options: argparse.Namespace) -> list[str]:
-    files = [sys.stdin.read() if str(path) == "-" else path.read_text("utf-8") for path in options.prompt_file]
-    given = [*options.prompt, *files]
+    named = {f"--prompt-file {path}": path for path in options.prompt_file}
+    files = {name: sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes() for name, path in named.items()}
+    given = [_decoded(f"--prompt {text!a}", os.fsencode(text)) for text in options.prompt]
+    given += [_decoded(name, content) for name, content in files.items()]
     if options.interactive and (given or options.json):
         raise ValueError(
             "--interactive asks for its prompts and shows the texts; remove --prompt, --prompt-file and --json"
@@ -72,6 +75,13 @@ def _prompts(options: argparse.Namespace) -> list[str]:
     if not given and not options.interactive:
         raise ValueError("there is no prompt; add --prompt TEXT, --prompt-file FILE, or --interactive")
     return given
+
+
+def _decoded(name: str, content: bytes) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not UTF-8: byte {error.start} is {content[error.start]:#x}") from None
 
 
 Request = tuple[str, int]  # a prompt, and which sample of it

@@ -39,9 +39,17 @@ def option(name: str, help: str, **details: Any) -> Option:
     """
     if details.get("default") not in (None, "", []):
         help += " (default: %(default)s)"
+    if details.get("type") is Path:
+        details["type"] = path_of
     if isinstance(details.get("type"), FunctionType):
         details["type"] = _said(details["type"])
     return lambda parser: parser.add_argument(name, help=help, **details)
+
+
+def path_of(text: str) -> Path:
+    if not text:
+        raise ValueError("the path is empty")
+    return Path(text)
 
 
 def _said(parse: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -11,6 +11,7 @@ import dataclasses
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,18 @@ from tyro.constructors import ConstructorRegistry, StructConstructorSpec, Struct
 
 from fasttrain.bounds import bounds_of
 from fasttrain.config import ComponentConfig, Config
+from fasttrain.config_toml import from_toml
 from fasttrain.hf.config import TAKEN, architecture
 from fasttrain.rundir import RunDir
+from fasttrain.schema import parse
 
 DESCRIPTION = (
     "Sources of the settings, later ones override earlier ones: --recipe NAME ({recipes}), --config FILE.toml "
     "(repeatable), and the options below. --profile is --log.profile 3. Several datasets, in place of --data.path: "
     "--data.mixture.NAME.path, --data.mixture.NAME.weight and --data.mixture.NAME.epochs, for any NAME."
 )
+
+PATHS = ("--out", "--data.path", "--data.tokenizer", "--from_hf", "--from-hf")
 
 
 def load(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]], prog: str = "fasttrain.train") -> Config:
@@ -43,6 +48,9 @@ def load(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]], prog:
             raise ValueError(f"there is no recipe {chosen.recipe!r}; there are {', '.join(recipes)}")
         for path in reversed(chosen.config):
             arguments = [*_arguments(_read(path)), *arguments]
+        for name, value in pairwise(arguments):
+            if name in PATHS and not value:
+                raise ValueError(f"{name} is empty; name a path, or remove it")
         default = recipes[chosen.recipe]()
         found = _found(arguments, default)
         default = dataclasses.replace(default, model=dataclasses.replace(default.model, **found))
@@ -88,10 +96,11 @@ def _found(arguments: Sequence[str], default: Config) -> Mapping[str, Any]:
         return architecture(Path(words.from_hf))
     except FileNotFoundError:
         stored = RunDir(Path(words.out or default.out)).config
-        before = tomllib.loads(stored.read_text()) if stored.exists() else {}
+        before = _read(stored) if stored.exists() else {}
         if before.get("from_hf") != str(Path(words.from_hf)):
             raise
-        return {name: before["model"][name] for name in TAKEN}
+        model = vars(from_toml(stored.read_text("utf-8")).model)
+        return {name: model[name] for name in TAKEN}
 
 
 def _with_warmup_that_fits(default: Config, arguments: Sequence[str]) -> Config:
@@ -181,8 +190,8 @@ def _hint(argument: str) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        return parse(path.read_text("utf-8"), tomllib.loads)
+    except (OSError, ValueError) as error:
         raise ValueError(f"--config {path}: {getattr(error, 'strerror', error)}") from None
 
 

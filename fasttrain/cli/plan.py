@@ -85,7 +85,7 @@ def _answer(plan: Plan, options: argparse.Namespace) -> dict[str, object]:
     if options.search and _has_advice(plan):
         found = search(settings, hardware, vocab=vocab)
         answer["search"] = [{"settings": option.settings} | _figures(option.plan) for option in found]
-    if options.fit is not None and (fit := largest_model(settings, hardware, vocab=vocab)):
+    if options.fit is not None and not plan.contradictions and (fit := largest_model(settings, hardware, vocab=vocab)):
         model = {name: getattr(fit.model, name) for name in SHAPE}
         largest = {"parameters": fit.parameters, "model": model, "settings": fit.option.settings}
         answer["fit"] = largest | _figures(fit.option.plan)
@@ -98,7 +98,7 @@ def _show(plan: Plan, options: argparse.Namespace) -> None:
     show(plan, console, advice(plan) if _has_advice(plan) and plan.fits else [])
     if options.search and _has_advice(plan):
         show_options(search(settings, hardware, vocab=vocab), console, "the best that fit")
-    if options.fit is None:
+    if options.fit is None or plan.contradictions:
         return
     if best := search(settings, hardware, vocab=vocab, best=3):
         show_options(best, console, f"the best settings for this model in {memory_size(hardware.memory)}")

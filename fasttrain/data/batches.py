@@ -23,14 +23,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fasttrain.bounds import Bounds
+from fasttrain.config import STEPS
 from fasttrain.data.order import Mixture, MixturePart, place_of, samples_at
 from fasttrain.data.stream import TokenStream
+from fasttrain.schema import build
 
 IGNORED = -100  # a target without a loss: the ignore_index of linear_cross_entropy and of PyTorch
 ORDER_BATCH = 512  # samples whose order is computed at a time: of so many, it costs a microsecond for four
@@ -91,22 +94,24 @@ class MixtureComponent(NamedTuple):
 class Skip(NamedTuple):
     """A run takes, from `step` on, the batches that would have come `steps` steps later."""
 
-    step: int
-    steps: int
+    step: Annotated[int, STEPS]
+    steps: Annotated[int, STEPS]
 
 
 @dataclass(frozen=True)
 class DataCursor:
     """Where batches begin: a run that resumes with other settings continues in the data where it was."""
 
-    step: int = 0
-    used: dict[str, int] = field(default_factory=dict)  # samples of each component, by name
+    step: Annotated[int, STEPS] = 0
+    used: dict[str, Annotated[int, Bounds(0, 2**62)]] = field(
+        default_factory=dict
+    )  # samples of each component, by name
     skips: tuple[Skip, ...] = ()  # since then
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> DataCursor:
         """Read what JSON makes of asdict(cursor)."""
-        return cls(**{**metadata, "skips": tuple(Skip(*skip) for skip in metadata["skips"])})
+        return build(cls, metadata)
 
 
 class Batches:

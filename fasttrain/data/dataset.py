@@ -14,12 +14,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
+from fasttrain.bounds import Bounds
+from fasttrain.config import VOCAB
 from fasttrain.data.stream import TokenFile, TokenStream
-from fasttrain.fs import FileChecksum
+from fasttrain.fs import FILE_BYTES, FileChecksum
+from fasttrain.schema import build, parse
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -30,6 +33,7 @@ NAME = "dataset.json"
 REMEDY = "copy it again, or prepare the dataset again"
 # where a document came from: offset, line and size are those of DocumentSource; line 0: a row of a Parquet file
 RECORD = np.dtype([("offset", "<u8"), ("line", "<u8"), ("file", "<u4"), ("size", "<u4")])
+COUNT = Bounds(1, 2**62)
 PARTIAL = ".partial-"  # in the name of a directory that a writer has not finished
 
 
@@ -51,19 +55,33 @@ def read_tokenizer(path: Path, asked: str) -> Tokenizer:
     """Read a tokenizer.json. asked: the command or setting that names it, for the error."""
     from tokenizers import Tokenizer
 
+    with tokenizer_errors(f"{asked}: {path} is no tokenizer.json of Hugging Face tokenizers"):
+        tokenizer = Tokenizer.from_file(str(path))
+        numbers = tokenizer.get_vocab().values()
+        if max(numbers, default=2**32) > 2 * len(numbers) + 2**16:  # the library makes space for all in between
+            raise ValueError(f"of its {len(numbers)} tokens, one has number {max(numbers, default='none')}")
+        Tokenizer.from_str(tokenizer.to_str())  # tokens that two numbers have, or of merges that are none, show here
+        return tokenizer
+
+
+@contextmanager
+def tokenizer_errors(trouble: str) -> Iterator[None]:
+    """The library has no class of its own for errors; a panic of Rust is not even an Exception."""
     try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library has no class of its own for it
-        raise ValueError(f"{asked}: {path} is no tokenizer.json of Hugging Face tokenizers ({error})") from None
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise ValueError(f"{trouble} ({error})") from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
     """A stream of tokens, over several files, and where its documents end."""
 
-    tokens: int
-    documents: int
-    bytes: int  # of text, before it became tokens
+    tokens: Annotated[int, COUNT]
+    documents: Annotated[int, COUNT]
+    bytes: Annotated[int, FILE_BYTES]  # of text, before it became tokens
     shards: tuple[FileChecksum, ...]
     index: FileChecksum
     sources: FileChecksum | None = None  # where each document came from: an array of RECORD
@@ -74,9 +92,9 @@ class Manifest:
     """The content of dataset.json."""
 
     source: str  # where the text came from, for people
-    dtype: str  # of a token on disk: uint16 or uint32
-    vocab: int
-    separator: int
+    dtype: Literal["uint16", "uint32"]  # of a token on disk
+    vocab: Annotated[int, VOCAB]
+    separator: Annotated[int, FILE_BYTES]
     tokenizer: FileChecksum
     splits: dict[str, Split]
     sources: FileChecksum | None = None  # the files that documents came from
@@ -106,15 +124,17 @@ class Manifest:
         if not path.exists():
             raise corrupt(directory, f"has no {NAME}: no dataset, or copied in part", "copy it again")
         try:
-            found = json.loads(path.read_text("utf-8"))
-            if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
-                raise corrupt(path, f'does not say "format": "{FORMAT}"', "another program has written it")
-            if (version := found.pop("version", None)) != VERSION:
-                remedy = "prepare the dataset again, or use the fasttrain that wrote it"
-                raise corrupt(path, f"has version {version}, this fasttrain reads version {VERSION}", remedy)
-            splits = {name: Split(**split | _files(split)) for name, split in found["splits"].items()}
-            manifest = cls(**found | _files(found) | dict(splits=splits))
-        except (TypeError, KeyError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            found = parse(path.read_text("utf-8"))
+        except ValueError as error:
+            raise corrupt(path, f"is corrupt ({error})") from None
+        if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+            raise corrupt(path, f'does not say "format": "{FORMAT}"', "another program has written it")
+        if (version := found.pop("version", None)) != VERSION:
+            remedy = "prepare the dataset again, or use the fasttrain that wrote it"
+            raise corrupt(path, f"has version {version}, this fasttrain reads version {VERSION}", remedy)
+        try:
+            manifest: Manifest = build(cls, found)
+        except ValueError as error:
             raise corrupt(path, f"is corrupt ({error})") from None
         manifest._check(directory)
         return manifest
@@ -128,23 +148,18 @@ class Manifest:
         with with_remedy():
             for file in self.files():
                 file.check_size(directory)
-        width = {"uint16": 2, "uint32": 4}.get(self.dtype)
+        if self.separator >= self.vocab:
+            raise corrupt(directory / NAME, f"has separator {self.separator} in a vocabulary of {self.vocab} tokens")
+        width = np.dtype(self.dtype).itemsize
         for name, split in self.splits.items():
             written, contradicts = sum(shard.size for shard in split.shards), f"contradicts itself: {name} has"
             if split.sources and split.sources.size != RECORD.itemsize * split.documents:
                 sources = f"{split.documents} documents, and {split.sources.size} bytes of sources"
                 raise corrupt(directory / NAME, f"{contradicts} {sources}")
-            if width is None or written != width * split.tokens or split.index.size != 8 * split.documents:
+            if written != width * split.tokens or split.index.size != 8 * split.documents:
                 tokens = f"{split.tokens} tokens of {self.dtype} in {written} bytes"
                 documents = f"{split.documents} documents in {split.index.size} bytes"
                 raise corrupt(directory / NAME, f"{contradicts} {tokens}, {documents}")
-
-
-def _files(found: dict[str, Any]) -> dict[str, Any]:
-    """The entries of a manifest, or of a split, that are files."""
-    one = {name: FileChecksum(**found[name]) for name in ("tokenizer", "sources", "report", "index") if name in found}
-    several = {"shards": tuple(FileChecksum(**shard) for shard in found["shards"])} if "shards" in found else {}
-    return one | several
 
 
 def _stated(value: Any) -> Any:
@@ -169,8 +184,7 @@ class SourceFile:
 
     @classmethod
     def of(cls, line: str) -> SourceFile:
-        found = json.loads(line)
-        return cls(**found | dict(path=Path(found["path"])))
+        return build(cls, parse(line))
 
     def dump(self) -> str:
         return json.dumps(dict(path=str(self.path), size=self.size, mtime_ns=self.mtime_ns)) + "\n"
@@ -239,15 +253,21 @@ class Dataset:
             return None
         records = TokenFile(self.path / split.sources.name, RECORD, split.documents)
         offset, line, file, size = records.read(document, document + 1)[0].tolist()
-        (source_file,) = self.source_files(file, file + 1)
-        return DocumentSource(file=source_file, offset=offset, size=size, line=line or None)
+        source_files = self.source_files(file, file + 1)
+        if not source_files:
+            raise corrupt(self.path, f"has no source file number {file}, which document {document} of {name} came from")
+        return DocumentSource(file=source_files[0], offset=offset, size=size, line=line or None)
 
     def source_files(self, first: int = 0, stop: int | None = None) -> list[SourceFile]:
         """Files that documents came from, by their numbers; none if the dataset does not know."""
         if self.manifest.sources is None:
             return []
-        with open(self.path / self.manifest.sources.name, encoding="utf-8") as lines:
-            return [SourceFile.of(line) for line in islice(lines, first, stop)]
+        path = self.path / self.manifest.sources.name
+        try:
+            with open(path, encoding="utf-8") as lines:
+                return [SourceFile.of(line) for line in islice(lines, first, stop)]
+        except ValueError as error:
+            raise corrupt(path, f"is corrupt ({error})") from None
 
     def source_records(self, name: str) -> np.ndarray:  # (documents,) RECORD
         """The place of every document of a split in one of these files."""

@@ -10,39 +10,32 @@ import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from fasttrain import config
 from fasttrain.data.batches import Batches, DataCursor
 from fasttrain.data.datasets import TrainingData, training_data
 from fasttrain.rundir import RunDir
+from fasttrain.schema import build, parse
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSegment:
     """Steps of a run with the same data, in the same order, on the same ranks."""
 
-    step: int  # the first
+    step: Annotated[int, config.STEPS]  # the first
     cursor: DataCursor
-    sequences: int  # of a step
-    dp_size: int
+    sequences: Annotated[int, config.BATCH]  # of a step
+    dp_size: Annotated[int, config.BATCH]
     data: config.DataConfig  # with absolute paths
     datasets: dict[str, str]  # name and digest
     before: str | None = None  # the checkpoint that the run resumed from, if another run made it
-
-    @classmethod
-    def of(cls, line: dict[str, Any]) -> DataSegment:
-        data, mixture = line["data"], line["data"]["mixture"]
-        components = {name: config.ComponentConfig(**c | dict(path=Path(c["path"]))) for name, c in mixture.items()}
-        paths = {key: Path(data[key]) for key in ("path", "tokenizer") if data[key] is not None}
-        settings = config.DataConfig(**data | paths | dict(mixture=components))
-        return cls(**line | dict(cursor=DataCursor.of(line["cursor"]), data=settings))
 
     def open(self) -> TrainingData:
         """The data, if it still is what the run had."""
         data = training_data(self.data)
         for name, digest in data.digests.items():
-            if digest != (then := self.datasets[name]):
+            if digest != (then := self.datasets.get(name, "")):
                 raise ValueError(
                     f"data: {data.datasets[name].path} is not what the run trained on (digest {digest[:12]}, was "
                     f"{then[:12]}); put the former dataset there"
@@ -77,12 +70,15 @@ def read_segments(run: Path) -> list[DataSegment]:
     """The segments of a run as they stand, ascending."""
     path = RunDir(run).segments
     try:
-        lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+        lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
+        found: list[DataSegment] = [build(DataSegment, parse(line)) for line in lines]
     except OSError:
         raise ValueError(f"{path} does not exist: {run} is not the directory of a run") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is corrupt ({error}); copy it again") from None
     standing: list[DataSegment] = []
-    for line in lines:
-        standing = [segment for segment in standing if segment.step < line["step"]] + [DataSegment.of(line)]
+    for segment in found:
+        standing = [*(earlier for earlier in standing if earlier.step < segment.step), segment]
     return standing
 
 
@@ -90,6 +86,8 @@ def segment_at(run: Path, step: int) -> DataSegment:
     """The segment that step `step` (from 0) was, or will be, trained in."""
     standing = read_segments(run)
     found = [segment for segment in standing if segment.step <= step]
+    if not standing:
+        raise ValueError(f"{RunDir(run).segments} is empty: the run has not begun")
     if not found:
         first = standing[0]
         raise ValueError(

@@ -140,7 +140,7 @@ class DatasetFiles:
             raise ValueError(f"dataset: no documents for {path}; check the inputs")
         manifest = Manifest(
             source=source,
-            dtype=self.dtype.name,
+            dtype=self.dtype.name,  # type: ignore[arg-type]
             vocab=self._vocab,
             separator=self._separator,
             tokenizer=write_file(self._directory / TOKENIZER, [tokenizer]),

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from fasttrain import config
@@ -68,7 +69,7 @@ def should_compile(parallel: config.ParallelConfig, runtime: Runtime, flops: flo
     missing = missing_compiler() if runtime.device.type == "cpu" else ""
     if parallel.compile == "on" and missing:
         raise ValueError(f"parallel.compile is on, but {missing}; install it, or set parallel.compile to auto or off")
-    if parallel.compile != "off" and parallel.recompute != "none" and torch.__version__ >= (2, 15):
+    if parallel.compile != "off" and parallel.recompute != "none" and torch.__version__ >= TorchVersion("2.15"):
         fails = f"torch {torch.__version__} cannot compile blocks that are recomputed"
         if parallel.compile == "on":
             raise ValueError(f"parallel.compile is on, but {fails}; set parallel.compile to auto or off")

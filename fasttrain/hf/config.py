@@ -4,10 +4,14 @@ implement is refused by its name.
 Dropout and initializer_range are settings of a training run, not of the model: those of our run count.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict, get_type_hints
+
+from fasttrain.config import WIDTH, ModelConfig
+from fasttrain.flops import num_parameters
+from fasttrain.schema import build, parse
+from fasttrain.units import disk_size
 
 FAMILIES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 NAME = "config.json"
@@ -15,6 +19,26 @@ TAKEN = (
     "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "qk_norm", "rope_theta", "norm_eps",
     "tied_head",
 )  # fmt: skip
+
+
+class StatedConfig(TypedDict, total=False):
+    """What is read of config.json, and is there."""
+
+    model_type: str
+    architectures: list[str]
+    layer_types: list[str]
+    num_hidden_layers: int
+    hidden_size: int
+    num_attention_heads: Annotated[int, WIDTH]
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    partial_rotary_factor: float
+    rope_scaling: dict[str, Any]
+    rope_parameters: dict[str, Any]
 
 
 def architecture(directory: Path) -> dict[str, int | float | bool]:
@@ -26,7 +50,7 @@ def architecture(directory: Path) -> dict[str, int | float | bool]:
         heads, hidden = content["num_attention_heads"], content["hidden_size"]
         is_qwen3 = content["model_type"] == "qwen3"
         head_dim = content.get("head_dim") or (128 if is_qwen3 else hidden // heads)  # Transformers' own defaults
-        return {
+        found = {
             "layers": content["num_hidden_layers"],
             "hidden": hidden,
             "heads": heads,
@@ -35,12 +59,27 @@ def architecture(directory: Path) -> dict[str, int | float | bool]:
             "ffn": content["intermediate_size"],
             "vocab": content["vocab_size"],
             "qk_norm": is_qwen3,
-            "rope_theta": float(_rope(content).get("rope_theta", 10_000.0)),
-            "norm_eps": float(content.get("rms_norm_eps", 1e-6)),
+            "rope_theta": build(float, _rope(content).get("rope_theta", 10_000.0), "rope_theta"),
+            "norm_eps": content.get("rms_norm_eps", 1e-6),
             "tied_head": bool(content.get("tie_word_embeddings", False)),
         }
+        _check_size(directory, ModelConfig(**found))
+        return found
     except KeyError as error:
         raise ValueError(f"from_hf: {directory / NAME} does not say {error.args[0]}") from None
+    except ValueError as error:
+        raise ValueError(f"from_hf: {directory / NAME}: {error}") from None
+
+
+def _check_size(directory: Path, model: ModelConfig) -> None:
+    """Before memory is taken for a model that its files do not hold."""
+    size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    parameters = num_parameters(model, model.vocab or 0).total
+    if size and size < 2 * parameters:  # bytes of a half
+        raise ValueError(
+            f"it describes {parameters:,} parameters, and all safetensors beside it have {disk_size(size)}; copy the "
+            "files again, or name the directory that they belong to"
+        )
 
 
 def _read(directory: Path) -> dict[str, Any]:
@@ -51,10 +90,10 @@ def _read(directory: Path) -> dict[str, Any]:
             "--local-dir DIR"
         )
     try:
-        content = json.loads(path.read_text("utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("it holds no object")
-        return content
+        content = build(dict, parse(path.read_text("utf-8")))
+        kinds = get_type_hints(StatedConfig)
+        content = {name: value for name, value in content.items() if value is not None}
+        return content | build(StatedConfig, {name: content[name] for name in kinds if name in content})
     except FileNotFoundError:
         raise FileNotFoundError(
             f"from_hf: {directory} has no {NAME}, so it is no Hugging Face checkpoint; a run of fasttrain is started "

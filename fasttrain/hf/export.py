@@ -9,7 +9,6 @@ In memory are one file of the result, and what is read at once for it. Optimizer
 
 import json
 import math
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fasttrain.checkpoint import Checkpoint
+from fasttrain.checkpoint.resume import check_metadata
 from fasttrain.checkpoint.state import TensorReader, check_finite, load, saved_tensors
 from fasttrain.config import Config, ModelConfig
 from fasttrain.config_toml import from_toml
@@ -34,11 +34,13 @@ from fasttrain.fs import free_bytes, new_directory
 from fasttrain.hf.names import INDEX, SINGLE, huggingface_config, parts
 from fasttrain.metrics import read_events, read_validations
 from fasttrain.rundir import RunDir
+from fasttrain.schema import parse
 from fasttrain.units import disk_size, plural
 
 NO_TOKENIZER = "none"  # as --tokenizer
 SHARD = 5 * 10**9  # bytes of a file, as Transformers has it
 SECTIONS = ("model", "batch", "optim")  # of the settings that the card shows; others have paths in them
+_PADDED = 128  # rows that a stated vocabulary may have beyond the tokens, for speed
 _READ_BYTES = 256 * 2**20  # in one call; a larger tensor is read alone
 _OTHER_BYTES = 64 * 2**20  # of all but the weights
 
@@ -136,6 +138,7 @@ class ExportSource:
 
 def describe(checkpoint: Checkpoint, tokenizer: str | None = None) -> ExportSource:
     """Read all but the weights. tokenizer: in place of the data's, a tokenizer.json or NO_TOKENIZER."""
+    check_metadata(checkpoint)
     run = checkpoint.path.parent.parent
     vocab = saved_tensors(checkpoint)["model.embedding.weight"].size[0]
     data, trouble = _data(run, checkpoint.step)
@@ -182,6 +185,11 @@ def _separator(path: Path | None, data: TrainingData | None, vocab: int) -> tupl
             f"export: {path} has tokens up to {largest}, and the embedding {vocab} rows: it is the tokenizer of "
             "another model"
         )
+    if data is not None and largest + 1 <= data.first.vocab - _PADDED:
+        raise ValueError(
+            f"export: {path} has tokens up to {largest}, and the data of the run {data.first.vocab} tokens: it is the "
+            "tokenizer of another model"
+        )
     if data is None:
         numbers = (tokenizer.token_to_id(name) for name in SEPARATORS)
         separator = next((number for number in numbers if number is not None), None)
@@ -207,7 +215,7 @@ def export(
     with new_directory(out) as directory:
         found.write(directory, shard, on_progress)
         if source.tokenizer is not None:
-            shutil.copyfile(source.tokenizer, directory / "tokenizer.json")
+            (directory / "tokenizer.json").write_text(_with_document_start(source), "utf-8")
             special = ("bos_token", "eos_token") if source.separator_text is not None else ()
             about = dict(tokenizer_class="PreTrainedTokenizerFast", clean_up_tokenization_spaces=False)
             about |= dict(model_max_length=source.settings.data.sequence)
@@ -221,6 +229,24 @@ def export(
         content["dtype"] = str(found.dtype).removeprefix("torch.")
         content |= dict.fromkeys(("bos_token_id", "eos_token_id"), source.separator)  # null: Llama's are others
         _dump(directory / "config.json", content)
+
+
+def _with_document_start(source: ExportSource) -> str:
+    """tokenizer.json that begins every text as a document began in training, as fasttrain generate does."""
+    assert source.tokenizer
+    content, text = parse(source.tokenizer.read_text("utf-8")), source.separator_text
+    if text is None:
+        return json.dumps(content, ensure_ascii=False)
+    start = {"SpecialToken": {"id": text, "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    template = {
+        "type": "TemplateProcessing", "single": [start, first], "pair": [start, first, second],
+        "special_tokens": {text: {"id": text, "ids": [source.separator], "tokens": [text]}},
+    }  # fmt: skip
+    before = content.get("post_processor")
+    if before and before["type"] == "ByteLevel":  # it adds no tokens, and what others add was not in training
+        template = {"type": "Sequence", "processors": [before, template]}
+    return json.dumps(content | {"post_processor": template}, ensure_ascii=False)
 
 
 def _dump(path: Path, content: dict[str, Any]) -> None:
@@ -251,15 +277,15 @@ def _usage(source: ExportSource, name: str) -> list[str]:
     lines = ["```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     lines += [f'model = AutoModelForCausalLM.from_pretrained("{name}", dtype="auto")']
     if source.tokenizer is not None:
-        bos = "tokenizer.bos_token + " if source.separator_text is not None else ""
         lines += [
             f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
-            f'prompt = tokenizer({bos}"Once upon a time", return_tensors="pt")',
+            'prompt = tokenizer("Once upon a time", return_tensors="pt")',
             "print(tokenizer.decode(model.generate(**prompt, max_new_tokens=64)[0]))",
         ]
     lines += ["```"]
     if source.separator is not None:
-        lines += ["", f"Documents began with token {source.separator} in training: begin a prompt with it too."]
+        added = "the tokenizer begins a text with it" if source.tokenizer else "begin a prompt with it too"
+        lines += ["", f"Documents began with token {source.separator} in training: {added}."]
     return lines
 
 

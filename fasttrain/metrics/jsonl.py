@@ -18,8 +18,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fasttrain.config import STEPS
 from fasttrain.events import Event
 from fasttrain.rundir import RunDir
+from fasttrain.schema import parse
 
 _LONGEST_LINES = 1 << 18  # bytes: more than the last few lines have
 
@@ -87,7 +89,8 @@ def read_validations(run: Path) -> list[dict[str, Any]]:
     """The validations of a run in order, each set once per step."""
     by_set: dict[str, list[dict[str, Any]]] = {}
     for line in _lines(RunDir(run).validations):
-        by_set.setdefault(line["set"], []).append(line)
+        figures = {key: value for key, value in line.items() if isinstance(value, int | float | None)}
+        by_set.setdefault(str(line.get("set")), []).append(figures | {"set": str(line.get("set"))})
     return sorted((line for lines in by_set.values() for line in _as_it_stands(lines)), key=lambda line: line["step"])
 
 
@@ -105,10 +108,8 @@ def last_step(run: Path) -> int:
     except FileNotFoundError:
         return 0
     for line in reversed(lines):
-        try:
-            return json.loads(line)["step"]
-        except ValueError:  # torn
-            continue
+        if found := _line(line):
+            return round(found["step"])
     return 0
 
 
@@ -123,14 +124,19 @@ def _as_it_stands(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    lines = []
-    for data in path.read_bytes().splitlines() if path.exists() else []:
-        try:
-            line = json.loads(data)
-        except ValueError:  # torn by a kill, or by a full disk
-            continue
-        lines.append(line | dict.fromkeys(line.get("nonfinite", ()), math.nan))
-    return lines
+    found = map(_line, path.read_bytes().splitlines() if path.exists() else [])
+    return [line for line in found if line is not None]
+
+
+def _line(data: bytes) -> dict[str, Any] | None:
+    """What a line says; None: it was torn by a kill or a full disk, or is nothing that a run writes."""
+    try:
+        line = parse(data)
+        if STEPS.problem(line["step"], float):
+            return None
+        return line | dict.fromkeys(line.get("nonfinite", ()), math.nan)
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return None
 
 
 def _encoded(line: Mapping[str, Any]) -> bytes:

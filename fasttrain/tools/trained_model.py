@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fasttrain.checkpoint import Checkpoint, find, restore
+from fasttrain.checkpoint.resume import check_metadata
 from fasttrain.checkpoint.state import saved_tensors
 from fasttrain.config import Config
 from fasttrain.config_toml import from_toml
@@ -64,6 +65,7 @@ def load_model(
     """Load what RUN, RUN@STEP or a checkpoint's directory means. Files are compared with their checksums."""
     checkpoint = find(name)
     rundir = RunDir.of_checkpoint(checkpoint.path)
+    check_metadata(checkpoint)
     settings = from_toml(checkpoint.metadata["config"])
     used = settings.data
     if rundir and rundir.segments.exists():  # paths of the settings were relative to where the run was started

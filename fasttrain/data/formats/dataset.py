@@ -121,7 +121,8 @@ class ExternalDataset:
         tokenizer, (_, vocab, separator) = self.tokenizer(), self._described
         if tokenizer is not None:
             ids = (tokenizer.token_to_id(name) for name in SEPARATORS)
-            known = KnownVocab(tokenizer.get_vocab_size(), next((id for id in ids if id is not None), None))
+            size = max(tokenizer.get_vocab().values(), default=0) + 1
+            known = KnownVocab(size, next((id for id in ids if id is not None), None))
         else:
             every = samples.values()
             fits = all(some.max() < GPT2.vocab for some in every) and any(GPT2.separator in some for some in every)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fasttrain.data.lint.findings import LintReport, Profile
+from fasttrain.fs import whole_file
 
 try:
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
@@ -40,7 +41,8 @@ def draw(report: LintReport, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, fontsize=9)
-    figure.savefig(path, dpi=120)
+    with whole_file(path) as partial:
+        figure.savefig(partial, dpi=120)
 
 
 def _lengths(axes: Axes, report: LintReport) -> None:

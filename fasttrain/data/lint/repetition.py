@@ -130,7 +130,8 @@ class Loops:
         self._last_document = int(found[-1])
 
     def findings(self) -> list[LintFinding]:
-        loops, share = self._spans.count, self._tokens / max(self._read, 1)
+        loops = max(self._spans.count, int(self._tokens > 0))  # a sample may lie within one
+        share = self._tokens / max(self._read, 1)
         text = f"{share:.2%} of the tokens are in {loops:,} loops, in {self._documents:,} documents"
         remedy = "; drop documents that repeat themselves: a model that trains on loops writes loops"
         figures = dict(loops=loops, documents=self._documents)

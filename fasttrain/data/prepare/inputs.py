@@ -11,6 +11,7 @@ import os
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from itertools import accumulate, chain, islice
 from pathlib import Path
@@ -237,12 +238,29 @@ def _decoders(input: Input) -> tuple[Callable[[], Any], type[Exception]]:
     return lambda: zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj(), zstandard.ZstdError
 
 
-def _parquet(input: Input, file: int, offset: int, text_key: str) -> Iterator[InputChunk]:
-    """Rows of the text's column, about CHUNK_BYTES bytes of them."""
+def check_columns(inputs: Sequence[Input], text_key: str) -> None:
+    """Raise if a Parquet file does not have the text: before minutes of work, not after them."""
+    for input in inputs:
+        if input.kind == "parquet":
+            with _opened_parquet(input, text_key):
+                pass
+
+
+@contextmanager
+def _opened_parquet(input: Input, text_key: str) -> Iterator[Any]:
+    """A Parquet file that has a column of text."""
     pyarrow, parquet = _imported("pyarrow", input), _imported("pyarrow.parquet", input)
     try:
-        table = parquet.ParquetFile(input.path, pre_buffer=False)
-        _check_column(table.schema_arrow, pyarrow.types, input, text_key)
+        with parquet.ParquetFile(input.path, pre_buffer=False) as table:
+            _check_column(table.schema_arrow, pyarrow.types, input, text_key)
+            yield table
+    except (pyarrow.ArrowException, OSError) as error:
+        raise unusable(input, f"cannot be read as Parquet ({error})") from None
+
+
+def _parquet(input: Input, file: int, offset: int, text_key: str) -> Iterator[InputChunk]:
+    """Rows of the text's column, about CHUNK_BYTES bytes of them."""
+    with _opened_parquet(input, text_key) as table:
         rows = table.metadata.num_rows
         ends = list(accumulate(table.metadata.row_group(i).num_rows for i in range(table.num_row_groups)))
         group = bisect_right(ends, offset)  # those before it are not read at all
@@ -260,8 +278,6 @@ def _parquet(input: Input, file: int, offset: int, text_key: str) -> Iterator[In
                 held, first, size = [], row, 0
         rest = input.size - input.size * first // max(rows, 1)
         yield InputChunk(Position(file, first), Position(file + 1), rest, held)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise unusable(input, f"cannot be read as Parquet ({error})") from None
 
 
 def _check_column(schema: Any, types: Any, input: Input, text_key: str) -> None:

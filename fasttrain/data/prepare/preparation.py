@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from fasttrain.config import PrepareConfig
 from fasttrain.data.dataset import PARTIAL
 from fasttrain.data.prepare.documents import sample
-from fasttrain.data.prepare.inputs import Input, find_inputs, split_inputs
+from fasttrain.data.prepare.inputs import Input, check_columns, find_inputs, split_inputs
 from fasttrain.data.prepare.output import Output
 from fasttrain.data.prepare.tokenizer import BYTES, SEPARATOR, TokenizerSpec, loaded, plain_bytes, trained_on
 from fasttrain.data.prepare.workers import Worker, in_another_process, in_order
@@ -43,8 +43,12 @@ def locked(directory: Path) -> Iterator[None]:
     path = _beside(directory, ".lock")
     with exclusive_lock(path, f"prepare: another process is preparing {directory}"):
         directory.mkdir(exist_ok=True)
-        yield
-        path.unlink()
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                directory.rmdir()  # if there is nothing in it to resume
+            path.unlink(missing_ok=True)
 
 
 class ProgressFile:
@@ -137,6 +141,7 @@ def prepare(
         inputs = find_inputs(names, include=include, exclude=exclude, format=format)
         stack.enter_context(locked(directory))
         refuse_to_overwrite(out)  # another process may just have finished it
+        check_columns(inputs, settings.text_key)
         total = sum(input.size for input in inputs)
         if restart:
             clear(directory)

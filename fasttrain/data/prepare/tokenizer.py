@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fasttrain.data.dataset import read_tokenizer
+from fasttrain.data.dataset import read_tokenizer, tokenizer_errors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -216,8 +216,9 @@ class _Library:
         self._dtype = dtype
 
     def encode(self, texts: list[str]) -> list[bytes]:
-        found = (self._tokenizer.encode_batch_fast(some, add_special_tokens=False) for some in _batches(texts))
-        return [np.array(encoding.ids, self._dtype).tobytes() for encodings in found for encoding in encodings]
+        with tokenizer_errors("prepare: the tokenizer cannot encode a text"):
+            found = (self._tokenizer.encode_batch_fast(some, add_special_tokens=False) for some in _batches(texts))
+            return [np.array(encoding.ids, self._dtype).tobytes() for encodings in found for encoding in encodings]
 
 
 class _Words:

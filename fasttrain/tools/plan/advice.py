@@ -108,8 +108,10 @@ def largest_model(settings: config.Config, hardware: Hardware, *, vocab: int) ->
     if not fitting:
         return None
     found = candidate(fitting)
-    (option,) = search(found, hardware, vocab=vocab, best=1)
-    return Fit(model=found.model, parameters=num_parameters(found.model, vocab).total, option=option)
+    options = search(found, hardware, vocab=vocab, best=1)
+    if not options:
+        return None
+    return Fit(model=found.model, parameters=num_parameters(found.model, vocab).total, option=options[0])
 
 
 def scaling(plan: Plan) -> list[dict[str, float]]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
+from fasttrain.fs import write_file
 from fasttrain.gpus import prices_from
 from fasttrain.tools.plan.advice import about_scaling, advice, scaling
 from fasttrain.tools.plan.estimate import Plan
@@ -38,7 +39,7 @@ def write_page(plan: Plan, path: Path, problems: Sequence[str] = ()) -> None:
         )
     price = f" Prices: {escape(prices_from())}." if plan.cost else ""
     sections.append(f"<footer>{how}{price}</footer>")
-    path.write_text(page(f"{plan.settings.out.name}: plan", sections, width=900), "utf-8")
+    write_file(path, [page(f"{plan.settings.out.name}: plan", sections, width=900)])
 
 
 def _list(lines: Iterable[str]) -> str:

@@ -87,7 +87,7 @@ def encoded(value: Any) -> str:
         return f"[{','.join(map(encoded, value))}]"
     if isinstance(value, float) and value - value != 0:
         return "null"
-    text = json.dumps(value)  # ASCII: U+2028 is escaped as well
+    text = json.dumps(value, default=str)  # ASCII: U+2028 is escaped as well
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 

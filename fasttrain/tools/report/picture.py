@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fasttrain.events import Event, Severity
+from fasttrain.fs import whole_file
 from fasttrain.tools.report.columns import Buckets, bucket_starts, bucketed
 from fasttrain.tools.report.record import RunRecord
 
@@ -62,7 +63,8 @@ def draw(records: Sequence[RunRecord], path: Path) -> list[Path]:
         for draw_panel, ax in zip(panels.values(), axes.values(), strict=True):
             draw_panel(ax)
         figure.suptitle(", ".join(record.name for record in records))
-        figure.savefig(path, dpi=120)
+        with whole_file(path) as made:
+            figure.savefig(made, dpi=120)
         return [path]
     if path.suffix:
         raise ValueError(f"--png {path}: a picture is {' or '.join(SUFFIXES)}, or name a directory")
@@ -70,7 +72,8 @@ def draw(records: Sequence[RunRecord], path: Path) -> list[Path]:
     for name, draw_panel in panels.items():
         figure = Figure(figsize=(10, 5), layout="constrained")
         draw_panel(figure.subplots())
-        figure.savefig(path / f"{name}.png", dpi=120)
+        with whole_file(path / f"{name}.png") as made:
+            figure.savefig(made, dpi=120)
     return [path / f"{name}.png" for name in panels]
 
 

@@ -23,6 +23,7 @@ from fasttrain.flops import num_parameters
 from fasttrain.fs import is_locked
 from fasttrain.metrics import read_evaluations, read_events, read_validations
 from fasttrain.rundir import RunDir
+from fasttrain.schema import build, parse
 from fasttrain.tools.report.columns import Columns, columns_of
 
 _FRESH = 120.0  # seconds since its last line, for which a run counts as alive in any case
@@ -95,8 +96,9 @@ def _read(run: Path, name: str, *, verify: bool) -> RunRecord:
         raise ValueError(f"{RunDir(run).metrics} has no step yet; wait for the first one")
     events = [Event.of(line) for line in read_events(run)]
     settings: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        settings = dict(flat(tomllib.loads(RunDir(run).config.read_text("utf-8"))))
+    with contextlib.suppress(OSError, ValueError):  # of another program, or none
+        settings = dict(flat(parse(RunDir(run).config.read_text("utf-8"), tomllib.loads)))
+        build(int | None, settings.get("batch.steps"))
     validations: dict[str, list[dict[str, Any]]] = {}
     for line in read_validations(run):
         validations.setdefault(str(line["set"]), []).append(line)

@@ -121,14 +121,14 @@ def test_a_corrupt_description(make_dataset):
     path = make_dataset([4]).path
     edit(path, colour="blue")
     assert re.fullmatch(
-        rf"dataset: {path}/dataset.json is corrupt \(.*unexpected keyword argument 'colour'\); {AGAIN}",
+        rf"dataset: {path}/dataset.json is corrupt \(colour is unknown\); {AGAIN}",
         fails(lambda: open_dataset(path)),
     )
     (path / "dataset.json").write_bytes((path / "dataset.json").read_bytes()[:-30])
     assert re.fullmatch(rf"dataset: {path}/dataset.json is corrupt \(.*\); {AGAIN}", fails(lambda: open_dataset(path)))
 
 
-@pytest.mark.parametrize("changes", [dict(dtype="float16"), dict(dtype="uint32")])
+@pytest.mark.parametrize("changes", [dict(dtype="uint32")])
 def test_a_description_that_contradicts_itself(make_dataset, changes):
     path = make_dataset([4, 5]).path
     edit(path, **changes)

@@ -109,7 +109,7 @@ def test_what_is_costly_is_computed_again_only_if_everything_is(recompute, again
 
 def test_torch_2_15_does_not_compile_blocks_that_are_recomputed(monkeypatch):
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.15.0"))
-    cpu = SimpleNamespace(device=torch.device("cpu"))
+    cpu: Any = SimpleNamespace(device=torch.device("cpu"))
     compiled, why = should_compile(ParallelConfig(recompute="selective"), cpu, 1e30)
     assert (compiled, why) == (False, "torch 2.15.0 cannot compile blocks that are recomputed")
     with pytest.raises(ValueError, match=r"parallel.compile is on, but torch 2.15.0 cannot .* to auto or off"):

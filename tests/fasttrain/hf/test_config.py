@@ -89,7 +89,7 @@ def test_what_is_no_checkpoint_is_said_so(tmp_path: Path) -> None:
         architecture(tmp_path)
     for content, message in (
         ("{", "is corrupt"),
-        ("[]", "holds no object"),
+        ("[]", r"is corrupt \(it is \[\]\)"),
         ('{"model_type": "llama"}', "not say num_"),
     ):
         (tmp_path / "config.json").write_text(content)

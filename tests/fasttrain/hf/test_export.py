@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import fasttrain.checkpoint.state
 import fasttrain.hf.export
 from fasttrain.checkpoint import find
+from fasttrain.cli import main
 from fasttrain.cli.export import main as command
 from fasttrain.data import Dataset
 from fasttrain.hf.export import describe, export
@@ -148,10 +149,21 @@ def test_the_configuration_says_what_transformers_would(runs: Runs, tmp_path: Pa
 
 def test_the_tokenizer_is_that_of_the_data(runs: Runs) -> None:
     data, theirs = Dataset(runs.data), AutoTokenizer.from_pretrained(runs.export())
-    assert theirs(TEXT).input_ids == data.tokenizer().encode(TEXT).ids
-    assert theirs.decode(theirs(TEXT).input_ids) == TEXT
+    assert theirs(TEXT).input_ids == [SEPARATOR, *data.tokenizer().encode(TEXT).ids]
+    assert theirs.decode(theirs(TEXT).input_ids[1:]) == TEXT
     assert theirs.bos_token_id == theirs.eos_token_id == SEPARATOR
-    assert (runs.export() / "tokenizer.json").read_bytes() == data.tokenizer_path.read_bytes()
+    ours, exported = (json.loads(path.read_text()) for path in (data.tokenizer_path, runs.export() / "tokenizer.json"))
+    assert {key for key in ours if ours[key] != exported[key]} == {"post_processor"}
+
+
+def test_transformers_writes_what_generate_writes_without_a_hand_made_prompt(runs: Runs, capsys) -> None:
+    directory, prompt = runs.export(), "def forward(self"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
+    made = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=12, do_sample=False)[0]
+    theirs = tokenizer.decode(made, skip_special_tokens=True)
+    capsys.readouterr()
+    assert main(["generate", str(runs.run()), "--prompt", prompt, "--tokens", "12", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == theirs.rstrip("\n")
 
 
 def test_text_begins_and_ends_with_the_separator(runs: Runs) -> None:
@@ -176,7 +188,7 @@ def test_the_model_card_has_the_facts_of_the_run(runs: Runs) -> None:
     for fact in (
         f"{total:,} parameters", "| step | 2 of 2 |", "| tokens | 256 |", f"sha256 {checkpoint.metadata['dataset']}",
         f"loss {checkpoint.loss:.4f}, perplexity", f"torch {torch.__version__}", "layers = 2", "warmup = 1",
-        "tokenizer.bos_token +",
+        "the tokenizer begins a text with it",
     ):  # fmt: skip
         assert fact in body, fact
     assert str(runs.directory) not in text
@@ -219,7 +231,8 @@ def test_data_of_other_programs(runs: Runs, tmp_path: Path, capsys: pytest.Captu
     assert not list((tmp_path / "bare").glob("tokenizer*"))
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "bare").generation_config.eos_token_id == SEPARATOR
     assert command([str(run), "--out", str(tmp_path / "added"), "--tokenizer", str(source.tokenizer_path)]) == 0
-    assert AutoTokenizer.from_pretrained(tmp_path / "added")(TEXT).input_ids == source.tokenizer().encode(TEXT).ids
+    expected = [SEPARATOR, *source.tokenizer().encode(TEXT).ids]
+    assert AutoTokenizer.from_pretrained(tmp_path / "added")(TEXT).input_ids == expected
     named = train(tmp_path / "named", other, *SIZES, *said, "--data.tokenizer", source.tokenizer_path)
     assert command([str(named), "--out", str(tmp_path / "known")]) == 0
     assert AutoTokenizer.from_pretrained(tmp_path / "known").eos_token_id == SEPARATOR

@@ -53,9 +53,13 @@ def test_the_peak_is_a_file_and_not_the_model(tmp_path: Path) -> None:
     assert size > 15 * SHARD
     warnings.filterwarnings("ignore", "torch.distributed is disabled")
     dcp.save({f"model.{name}": tensor for name, tensor in model.state_dict().items()}, checkpoint_id=path, no_dist=True)
+    series = dict(recent=[], residuals=[], seen=0, score=0.0, steps=0, reported=False)
+    cursor = dict(step=0, used={}, skips=[])
     metadata = dict(
-        config=to_toml(Config(model=MODEL)), datasets={}, world_size=1, versions={}, progress=dict(tokens=0)
-    )
+        config=to_toml(Config(model=MODEL)), dataset="", datasets={}, used={}, world_size=1, versions={},
+        progress=dict(step=1, tokens=0, cursor=cursor, best_loss=None, misses=0, rollbacks=0),
+        monitor={"loss": series, "gradient norm": series, "skipped": 0},
+    )  # fmt: skip
     files = checksums(path)
     Checkpoint(path=path, step=1, loss=None, optimizer="", scaler={}, metadata=metadata, files=files).write()
     program = [sys.executable, "-c", MEASURED, str(path), str(tmp_path), str(SHARD)]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch._inductor.exc import InvalidCxxCompiler
+from torch.torch_version import TorchVersion
 
 import fasttrain.distributed.parallelize
 import fasttrain.model
@@ -342,7 +343,7 @@ def test_a_run_that_is_too_short_to_pay_for_it_is_not_compiled(tmp_path, capsys)
 
 
 def test_two_ranks_compile_their_blocks_under_fsdp(tmp_path):
-    recompute = "none" if torch.__version__ >= (2, 15) else "selective"
+    recompute = "none" if torch.__version__ >= TorchVersion("2.15") else "selective"
     options = ["--batch.steps", 3, "--parallel.recompute", recompute, "--validation.every", 0]
     eager = train(tmp_path / "eager", *options)
     compiled = train(tmp_path / "compiled", *options, "--parallel.compile", "on", world=2)
