@@ -79,7 +79,7 @@ class Steps:
             yield "the program made fewer than two steps"
             return
         warm = self._warm(self.seconds)
-        yield f"{len(self.seconds)} steps; of the median one, the first {FIRST} left out:"
+        yield f"{len(self.seconds)} steps; of the median one after the first {FIRST}:"
         spread = f"{min(warm) * 1e3:.1f} - {max(warm) * 1e3:.1f}"
         yield f"  {'host CPU, ms':<24} {statistics.median(warm) * 1e3:10.1f}  ({spread})"
         names = sorted({name for count in self._warm(self.counts) for name, n in count.items() if n})

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from types import FrameType
 
 from fasttrain.events import ExitCode
 
@@ -57,15 +58,29 @@ def _text(error: Exception) -> str:
 
 @contextmanager
 def interruptible(program: str) -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind a command as Ctrl-C does, so that nothing half-written and no process stays behind."""
+    """SIGTERM and SIGHUP unwind a command as Ctrl-C does, so that nothing half-written and no process stays behind.
 
-    def end(number: int, _: object) -> None:
-        print(f"{program}: ended by {signal.Signals(number).name}", file=sys.stderr)
-        raise SystemExit(128 + number)
+    Not while a module is imported: an exception in the midst of a C++ one's initialisation aborts the process.
+    """
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    def end(number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGINT:
+            print(f"{program}: ended by {signal.Signals(number).name}", file=sys.stderr)
+        elif _is_importing(frame):
+            print(f"{program}: interrupted", file=sys.stderr)
+        if _is_importing(frame):
+            os._exit(128 + number)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None

@@ -58,7 +58,7 @@ def read_tokenizer(path: Path, asked: str) -> Tokenizer:
     with tokenizer_errors(f"{asked}: {path} is no tokenizer.json of Hugging Face tokenizers"):
         tokenizer = Tokenizer.from_file(str(path))
         numbers = tokenizer.get_vocab().values()
-        if max(numbers, default=2**32) > 2 * len(numbers) + 2**16:  # the library makes space for all in between
+        if max(numbers, default=2**32) > 2 * len(numbers) + 2**20:  # the library makes space for all in between
             raise ValueError(f"of its {len(numbers)} tokens, one has number {max(numbers, default='none')}")
         Tokenizer.from_str(tokenizer.to_str())  # tokens that two numbers have, or of merges that are none, show here
         return tokenizer

@@ -72,7 +72,7 @@ def test_seeds_samples_and_batches(small_run, texts):
 
 def test_prompts_from_files_and_the_input(small_run, texts, tmp_path, monkeypatch):
     (tmp_path / "prompt.txt").write_text("def é(", "utf-8")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("from the input"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from the input")))
     found = texts(
         small_run, "--prompt", "", "--prompt-file", tmp_path / "prompt.txt", "--prompt-file", "-", "--tokens", 2
     )

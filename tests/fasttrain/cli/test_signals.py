@@ -16,7 +16,7 @@ from fasttrain.cli import COMMANDS
 
 # Each waits in its own work, for as long as it takes until the signal: a call that the command makes, made endless
 WAITING = """
-import sys, time, importlib
+import pkgutil, sys, time
 from fasttrain.cli import main
 module, _, name = {where!r}.rpartition(".")
 def wait(*_, **__):
@@ -24,8 +24,7 @@ def wait(*_, **__):
     while True:
         time.sleep(0.05)
 if {inside}:
-    owner = importlib.import_module(module) if not module.endswith("]") else None
-    setattr(owner, name, wait)
+    setattr(pkgutil.resolve_name(module), name, wait)
 else:
     print("at work", flush=True)
 sys.exit(main({words!r}))
