@@ -10,6 +10,7 @@ before it, and glibc would give blocks beyond 32 MB back to the system. The next
 
 import ctypes
 import os
+import resource
 import shutil
 import signal
 import sysconfig
@@ -30,6 +31,7 @@ from fasttrain.distributed.hang_detector import HangDetector, reserve
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 _NEVER = 2**31 - 1  # bytes, the greatest argument of mallopt
+_FILES = 64  # that a run may have open: datasets, sockets of the ranks, logs
 _HEAP = 2**30  # blocks up to this size come from the heap, which keeps them
 
 
@@ -89,6 +91,7 @@ def start(parallel: config.ParallelConfig) -> Iterator[Runtime]:
     """Join the ranks of the run; leave them at the end."""
     environment = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
     rank, world_size, local = (int(os.environ.get(name, default)) for name, default in environment)
+    _check_open_files()
     device = choose_device(parallel.device, local)
     if problem := parallel.indivisible(world_size):
         raise ValueError(problem)
@@ -122,6 +125,13 @@ def start(parallel: config.ParallelConfig) -> Iterator[Runtime]:
             )
     finally:
         dist.destroy_process_group()
+
+
+def _check_open_files() -> None:
+    """gloo, say, fails at its limit with a text of its own, and a loader only when the run is under way."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit < _FILES:
+        raise ValueError(f"{limit} open files are allowed, and a run needs {_FILES}; raise the limit: ulimit -n 1024")
 
 
 def choose_device(asked: str, local: int = 0, *, option: str = "parallel.device") -> torch.device:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fasttrain.config import ParallelConfig
 from fasttrain.distributed import runtime
 from fasttrain.distributed.runtime import _store_of_this_start
 
@@ -75,3 +76,12 @@ def test_apples_device_is_for_one_process_in_float32(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="parallel.device is mps, which one process uses alone; start it without"):
         runtime.choose_device("mps")
+
+
+def test_too_few_open_files_are_said_at_once(monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda _: (24, 24))
+    with (
+        pytest.raises(ValueError, match="24 open files are allowed, and a run needs 64; raise the limit: ulimit -n"),
+        runtime.start(ParallelConfig()),
+    ):
+        pass

@@ -285,7 +285,8 @@ def test_the_real_wandb_offline(no_network, monkeypatch, tmp_path):
     """All of it is in the run's directory, for `wandb sync`, and nothing asks a network."""
     wandb = pytest.importorskip("wandb", reason="needs fasttrain[wandb]")
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
-    from wandb.sdk.internal.datastore import DataStore
+
+    DataStore = pytest.importorskip("wandb.sdk.internal.datastore", reason="its newest reads files elsewhere").DataStore
 
     monkeypatch.setenv("WANDB_CONSOLE", "off")
     run = tmp_path / "tiny"
