@@ -64,13 +64,13 @@ def interruptible(program: str) -> Iterator[None]:
     """
 
     def end(number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGINT:
-            print(f"{program}: ended by {signal.Signals(number).name}", file=sys.stderr)
-        elif _is_importing(frame):
-            print(f"{program}: interrupted", file=sys.stderr)
-        if _is_importing(frame):
+        importing, ctrl_c = _is_importing(frame), number == signal.SIGINT
+        if importing or not ctrl_c:  # else user_errors says it
+            how = "interrupted" if ctrl_c else f"ended by {signal.Signals(number).name}"
+            print(f"{program}: {how}", file=sys.stderr)
+        if importing:
             os._exit(128 + number)
-        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        raise KeyboardInterrupt if ctrl_c else SystemExit(128 + number)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:

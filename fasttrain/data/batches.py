@@ -103,9 +103,8 @@ class DataCursor:
     """Where batches begin: a run that resumes with other settings continues in the data where it was."""
 
     step: Annotated[int, STEPS] = 0
-    used: dict[str, Annotated[int, Bounds(0, 2**62)]] = field(
-        default_factory=dict
-    )  # samples of each component, by name
+    # samples of each component, by name
+    used: dict[str, Annotated[int, Bounds(0, 2**62)]] = field(default_factory=dict)
     skips: tuple[Skip, ...] = ()  # since then
 
     @classmethod

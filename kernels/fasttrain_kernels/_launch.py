@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fasttrain_kernels import _registration
+from fasttrain_kernels._triton import triton
 
 _compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
@@ -48,9 +49,8 @@ def _kind(argument: Any) -> Any:
 
 def _is_observed(kernel: Any) -> bool:
     """Whether somebody wants to be told of launches (a profiler), which only Triton's own launch does."""
-    from triton import knobs
-
-    return bool(kernel.pre_run_hooks or knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls)
+    hooks = triton.knobs.runtime
+    return bool(kernel.pre_run_hooks or hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls)
 
 
 P = ParamSpec("P")
