@@ -20,6 +20,7 @@ from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from fasttrain import config
+from fasttrain.distributed.cast_weights import cast_weights
 from fasttrain.distributed.runtime import Runtime, missing_compiler
 from fasttrain.model import Decoder
 from fasttrain_kernels.ops.linear import matmul
@@ -27,14 +28,17 @@ from fasttrain_kernels.ops.linear import matmul
 # FLOPs of a run on CPUs from which compiling, about 20 s, comes back: steps get 7 % faster in the recipe tiny, and more
 # in larger models. 2e13 are about five minutes on two cores.
 COMPILE_PAYS = 2e13
+_INFERENCE = ("stats", "logits")  # the model's methods beside forward
 
 
 def parallelize(model: Decoder, parallel: config.ParallelConfig, runtime: Runtime, *, compiled: bool) -> None:
     """Make a model on the meta device ready for its ranks. `to_empty` and weights follow."""
     for block in model.blocks:
         block.forward = _prepared(block.forward, parallel.recompute, compiled)
-    if runtime.world_size == 1 and runtime.dtype == torch.float32:
-        return  # nothing to share and nothing to cast: fully_shard would only copy every weight twice a step
+    if runtime.world_size == 1:  # nothing to shard: fully_shard would only copy every weight twice a step
+        if runtime.dtype != torch.float32:
+            cast_weights(model, runtime.dtype, units=list(model.blocks), methods=_INFERENCE)
+        return
     precision = MixedPrecisionPolicy(
         param_dtype=None if runtime.dtype == torch.float32 else runtime.dtype,
         reduce_dtype=torch.float32,
@@ -43,7 +47,7 @@ def parallelize(model: Decoder, parallel: config.ParallelConfig, runtime: Runtim
     for block in model.blocks:
         fully_shard(block, mesh=runtime.mesh, mp_policy=precision, reshard_after_forward=parallel.reshard_after_forward)
     fully_shard(model, mesh=runtime.mesh, mp_policy=precision, reshard_after_forward=False)
-    for method in ("stats", "logits"):
+    for method in _INFERENCE:
         register_fsdp_forward_method(model, method)
     for unit in (model, *model.blocks):
         assert isinstance(unit, FSDPModule)
