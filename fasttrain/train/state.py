@@ -83,10 +83,9 @@ class TrainState:
 
     def micro_batches(self, step: int) -> list[Batch]:
         """A rank's micro-batches of a step."""
-        batch = self.batches.at_or_blank(step)
-        if self.runtime.device.type == "cuda":
-            batch = batch.pin_memory()
-        return batch.split(self.settings.batch.micro)
+        micro_batches = self.batches.at_or_blank(step).split(self.settings.batch.micro)
+        pins = self.runtime.device.type == "cuda"
+        return [micro.pin_memory() for micro in micro_batches] if pins else micro_batches
 
     def epochs_at(self, step: int) -> dict[str, float]:
         """How often each component has been seen, for the logger."""

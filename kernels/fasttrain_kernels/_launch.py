@@ -21,6 +21,9 @@ _compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
     """kernel[grid](*args, **constants) on the current device; constants come in the same order at every call."""
+    if torch._C._len_torch_dispatch_stack() > 0:  # torch.compile looks on
+        torch.library.wrap_triton(kernel)[grid](*args, **constants)
+        return
     if _registration.is_simulated() or _is_observed(kernel):
         kernel[grid](*args, **constants)
         return
@@ -62,6 +65,7 @@ def remembered(choose: Callable[P, R]) -> Callable[P, R]:
     kept: Callable[P, R] = functools.lru_cache(maxsize=1024)(choose)  # type: ignore[assignment]
 
     def chosen(*args: P.args, **kwargs: P.kwargs) -> R:
-        return (choose if _registration.is_simulated() else kept)(*args, **kwargs)
+        symbolic = any(isinstance(argument, torch.SymInt) for argument in args)  # which have no hash
+        return (choose if symbolic or _registration.is_simulated() else kept)(*args, **kwargs)
 
     return functools.wraps(choose)(chosen)

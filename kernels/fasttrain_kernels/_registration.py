@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 
 def _digest(package: Path) -> str:
@@ -107,8 +108,12 @@ def register(
     fake: Callable[..., Any],
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., None] | None = None,
+    inlined: bool = False,
 ) -> OpOverload[..., Any]:
-    """Register torch.ops.fasttrain.<name>.v<digest> and return it. Without `backward`, differentiating it raises."""
+    """Register torch.ops.fasttrain.<name>.v<digest> and return it. Without `backward`, differentiating it raises.
+
+    inlined: a graph compiled for a GPU has the launches, not the op.
+    """
     name = schema.split("(")[0]
     versioned = f"{name}.v{_VERSION}"
     _LIBRARY.define(schema.replace(name, versioned, 1), tags=(torch.Tag.pt2_compliant_tag,))
@@ -123,9 +128,26 @@ def register(
     torch.library.register_autograd(
         f"fasttrain::{versioned}", backward or _refuse_gradient(name), setup_context=setup_context, lib=_LIBRARY
     )
+    if inlined:
+        _inline(versioned, triton)
     op = getattr(getattr(torch.ops.fasttrain, name), f"v{_VERSION}")
     _DIRECT[op] = on_device(triton), _function(name, on_device(triton), backward, setup_context)
     return op
+
+
+def _inline(versioned: str, launcher: Callable[..., Any]) -> None:
+    """Show torch.compile what an op does for CUDA tensors: allocations and launches, which Inductor then generates.
+
+    A graph calls an op through the dispatcher and Python, which takes the host ten times what a generated launch takes.
+    """
+
+    def trace(mode: FunctionalTensorMode, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not any(isinstance(a, Tensor) and a.is_cuda for a in args):
+            return mode.__torch_dispatch__(op, types, args, kwargs)
+        with mode:
+            return launcher(*args)
+
+    torch.library.register_torch_dispatch(f"fasttrain::{versioned}", FunctionalTensorMode, trace, lib=_LIBRARY)
 
 
 _DIRECT: dict[OpOverload[..., Any], tuple[Callable[..., Any], type[torch.autograd.Function]]] = {}

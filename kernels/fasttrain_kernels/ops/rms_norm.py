@@ -353,6 +353,7 @@ _rms_norm_backward = register(
     triton=lambda dout, *rest: _backward(dout, None, *rest),
     cpu=lambda dout, *rest: _backward_torch(dout, None, *rest),
     fake=lambda dout, x, weight, rstd, offset, *needs: _empty_grads(x, weight, *needs),
+    inlined=True,
 )
 _add_rms_norm_backward = register(
     "add_rms_norm_backward(Tensor dnormed, Tensor? dtotal, Tensor total, Tensor? weight, Tensor rstd, bool need_dx, "
@@ -364,6 +365,7 @@ _add_rms_norm_backward = register(
         dnormed, dtotal, total, weight, rstd, 0.0, *needs
     ),
     fake=lambda dnormed, dtotal, total, weight, rstd, *needs: _empty_grads(total, weight, *needs),
+    inlined=True,
 )
 
 
@@ -416,6 +418,7 @@ _rms_norm = register(
     fake=lambda x, weight, eps, offset: _empty_outputs(x),
     backward=_rms_norm_gradients,
     setup_context=_save_for_rms_norm,
+    inlined=True,
 )
 _add_rms_norm = register(
     "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps) -> (Tensor, Tensor, Tensor)",
@@ -424,6 +427,7 @@ _add_rms_norm = register(
     fake=lambda x, residual, weight, eps: (_empty_outputs(x)[0], _empty_total(x, residual), _empty_outputs(x)[1]),
     backward=_add_rms_norm_gradients,
     setup_context=_save_for_add_rms_norm,
+    inlined=True,
 )
 
 

@@ -47,7 +47,7 @@ def _swiglu_bwd_kernel(
     gate,
     up,
     dgate,
-    dup,
+    dup,  # None: beside dgate, in the same rows
     dout_stride,
     gate_stride,
     up_stride,
@@ -70,6 +70,8 @@ def _swiglu_bwd_kernel(
         dg = do * u * (sigmoid + silu * (1 - sigmoid))
         tl.store(dgate + row * grad_stride + col, dg.to(dgate.dtype.element_ty), mask=inside)
     if NEED_DUP:
+        if dup is None:
+            dup = dgate + F
         tl.store(dup + row * grad_stride + col, (do * silu).to(dup.dtype.element_ty), mask=inside)
 
 
@@ -106,7 +108,7 @@ def _launch_backward(
     gate: Tensor,
     up: Tensor,
     dgate: Tensor,
-    dup: Tensor,
+    dup: Tensor | None,
     *,
     grad_stride: int,  # from row to row of dgate and dup
     need_dgate: bool = True,
@@ -140,8 +142,7 @@ def _backward(dout: Tensor, gate: Tensor, up: Tensor, need_dgate: bool, need_dup
 def _backward_packed(dout: Tensor, gate_up: Tensor) -> Tensor:
     dgate_up = empty_like_contiguous(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
-    dgate, dup = dgate_up.chunk(2, dim=-1)
-    _launch_backward(dout, gate, up, dgate, dup, grad_stride=gate_up.shape[-1])
+    _launch_backward(dout, gate, up, dgate_up, None, grad_stride=gate_up.shape[-1])
     return dgate_up
 
 
@@ -166,12 +167,14 @@ _swiglu_backward = register(
     triton=_backward,
     cpu=_backward_cpu,
     fake=_empty_grads,
+    inlined=True,
 )
 _swiglu_packed_backward = register(
     "swiglu_packed_backward(Tensor dout, Tensor gate_up) -> Tensor",
     triton=_backward_packed,
     cpu=lambda dout, gate_up: torch.cat(_backward_cpu(dout, *gate_up.chunk(2, dim=-1)), dim=-1),
     fake=lambda dout, gate_up: empty_like_contiguous(gate_up),
+    inlined=True,
 )
 
 
@@ -192,6 +195,7 @@ _swiglu = register(
     fake=lambda gate, up: empty_like_contiguous(gate),
     backward=_differentiate,
     setup_context=_save_inputs,
+    inlined=True,
 )
 _swiglu_packed = register(
     "swiglu_packed(Tensor gate_up) -> Tensor",
@@ -200,6 +204,7 @@ _swiglu_packed = register(
     fake=lambda gate_up: gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2),
     backward=lambda ctx, dout: call(_swiglu_packed_backward, dout, *ctx.saved_tensors),
     setup_context=_save_inputs,
+    inlined=True,
 )
 
 

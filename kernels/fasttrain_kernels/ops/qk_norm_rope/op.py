@@ -79,6 +79,7 @@ _qk_norm_rope_backward = register(
     triton=backward,
     cpu=_backward_cpu,
     fake=empty_grads,
+    inlined=True,
 )
 
 
@@ -113,6 +114,7 @@ _qk_norm_rope = register(
     fake=lambda q, k, *_: (empty_like_contiguous(q), empty_like_contiguous(k)),
     backward=_gradients,
     setup_context=_save_inputs,
+    inlined=True,
 )
 
 
