@@ -102,3 +102,44 @@ def test_a_device_address_kills_the_host_and_memory_ends(tmp_path):
     done = subprocess.run([sys.executable, "-m", "bench.nullgpu", str(program)], capture_output=True, text=True)
     assert done.stdout == "full\n"
     assert done.returncode == -11
+
+
+COMPILED = """
+import torch
+import fasttrain_kernels as ft
+from bench.nullgpu.program import Device
+
+device = Device()
+def tensor(*shape): return torch.zeros(*shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+x, w, head = tensor(2, 64, 256), tensor(256), tensor(32)
+cos, sin = (table.cuda() for table in ft.rotary_table(64, 32))
+def formula():
+    normed, residual = ft.add_rms_norm(ft.rms_norm(x, w), x, w)
+    q, k = ft.qk_norm_rope(*normed.unflatten(-1, (8, 32)).split((4, 4), dim=-2), head, head, cos, sin)
+    return ft.swiglu(torch.cat([q, k], dim=-2).flatten(-2)).sum() + residual.sum()
+
+def kernels(function):
+    for _ in range(3): function().backward()
+    before = device.counters()
+    function().backward()
+    after = device.counters()
+    return {name: after[name] - before.get(name, 0) for name in after if name.startswith("kernel:triton _")}
+
+def calls(function):
+    with torch.profiler.profile() as profile: function().backward()
+    return sum(e.count for e in profile.key_averages() if e.key.startswith("fasttrain::"))
+
+eager, compiled = formula, torch.compile(formula, fullgraph=True)
+assert kernels(eager) == kernels(compiled) != {}, (kernels(eager), kernels(compiled))
+print(calls(eager), calls(compiled))
+"""
+
+
+def test_a_compiled_graph_launches_the_kernels_of_ops_itself(tmp_path):
+    """The same kernels as often as in eager mode, and no call of an op."""
+    program = tmp_path / "compiled.py"
+    program.write_text(COMPILED)
+    command = [sys.executable, "-m", "bench.nullgpu", "--kernels", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["8", "0"]

@@ -3,6 +3,7 @@ it has, every op once against its reference in float64, and how fast matmuls, co
 """
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -129,7 +130,8 @@ def _checked(self_check: Any, case: Any, implementation: Any) -> MachineFinding:
     except Exception as error:  # whatever an op does, it is this op that does it
         first = str(error).strip().partition("\n")[0]
         return MachineFinding(name, f"{how}: fails with {type(error).__name__}: {first}", "broken", remedy)
-    share = max(result.error / result.tolerance for result in results)
+    least = sys.float_info.min  # a device that returns zeros has no tolerance to divide by
+    share = max(result.error / max(result.tolerance, least) for result in results)
     if wrong := [result for result in results if not result.ok]:
         return MachineFinding(name, f"{how}: {wrong[0]}", "broken", remedy, share)
     return MachineFinding(name, f"{how}: OK ({share:.0%} of tolerance)", figure=share)
