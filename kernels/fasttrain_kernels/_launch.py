@@ -21,7 +21,7 @@ _compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
     """kernel[grid](*args, **constants) on the current device; constants come in the same order at every call."""
-    if torch._C._len_torch_dispatch_stack() > 0:  # torch.compile looks on
+    if _registration.is_traced():
         torch.library.wrap_triton(kernel)[grid](*args, **constants)
         return
     if _registration.is_simulated() or _is_observed(kernel):

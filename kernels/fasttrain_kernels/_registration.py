@@ -135,6 +135,24 @@ def register(
     return op
 
 
+_traced = False
+
+
+@contextlib.contextmanager
+def _shown_to_compiler() -> Iterator[None]:
+    global _traced
+    _traced = True
+    try:
+        yield
+    finally:
+        _traced = False
+
+
+def is_traced() -> bool:
+    """Whether torch.compile is to see launches, and not to make them."""
+    return _traced
+
+
 def _inline(versioned: str, launcher: Callable[..., Any]) -> None:
     """Show torch.compile what an op does for CUDA tensors: allocations and launches, which Inductor then generates.
 
@@ -144,7 +162,7 @@ def _inline(versioned: str, launcher: Callable[..., Any]) -> None:
     def trace(mode: FunctionalTensorMode, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not any(isinstance(a, Tensor) and a.is_cuda for a in args):
             return mode.__torch_dispatch__(op, types, args, kwargs)
-        with mode:
+        with mode, _shown_to_compiler():
             return launcher(*args)
 
     torch.library.register_torch_dispatch(f"fasttrain::{versioned}", FunctionalTensorMode, trace, lib=_LIBRARY)

@@ -46,8 +46,9 @@ def accumulated(model: Decoder) -> tuple[list[Tensor], list[Tensor]]:
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_losses_and_summed_gradients_are_those_of_fully_shard(dtype: torch.dtype, recompute: str) -> None:
     with start(ParallelConfig()) as runtime:
-        sharded, policy = decoder(), MixedPrecisionPolicy(
-            param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+        sharded, policy = (
+            decoder(),
+            MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False),
         )
         for block in sharded.blocks:
             fully_shard(block, mesh=runtime.mesh, mp_policy=policy)

@@ -19,7 +19,14 @@ TRAIN = """--model.layers 2 --model.hidden 64 --model.heads 2 --model.kv-heads 2
 def test_a_step_on_one_gpu_copies_no_weight_and_waits_for_the_step_before_alone(tmp_path, make_text, compiled):
     figures = tmp_path / "figures.json"
     command = [sys.executable, "-m", "bench.nullgpu", "--json", str(figures), "-m", "fasttrain.train", *TRAIN.split()]
-    command += ["--parallel.compile", compiled, "--data.path", str(make_text(tmp_path / "data", documents=400)), "--out", str(tmp_path / "run")]
+    command += [
+        "--parallel.compile",
+        compiled,
+        "--data.path",
+        str(make_text(tmp_path / "data", documents=400)),
+        "--out",
+        str(tmp_path / "run"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert figures.exists(), done.stderr
     for counted in json.loads(figures.read_text())["counts"][6:]:
