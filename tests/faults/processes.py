@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-from fasttrain.metrics import read_metrics
+from fasttrain.metrics.jsonl import read_metrics
 from fasttrain.train import main
 from tests.ranks import free_port
 from tests.runs import command

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.checkpoint import list_checkpoints
-from fasttrain.metrics import read_metrics
+from fasttrain.checkpoint.committed import list_checkpoints
+from fasttrain.metrics.jsonl import read_metrics
 from tests.faults.conftest import Row
 from tests.faults.processes import Training, finished, last_step
 from tests.runs import curve, events, weights

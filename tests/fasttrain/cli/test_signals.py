@@ -40,7 +40,7 @@ WORK = {  # where a command is when the signal comes, and its words
     "generate": ("fasttrain.tools.generate.generate", "{run} --prompt a"),
     "eval": ("fasttrain.tools.evaluate.score_sets", "{run}"),
     "report": ("fasttrain.tools.report.page.page", "{run} --out {tmp}/x.html"),
-    "checkpoint list": ("fasttrain.checkpoint.Checkpoint.read", "{run}"),
+    "checkpoint list": ("fasttrain.checkpoint.committed.Checkpoint.read", "{run}"),
     "checkpoint verify": ("fasttrain.checkpoint.state.verify_weights", "{run}"),
     "checkpoint prune": ("fasttrain.checkpoint.retention.expendable", "{run} --keep 1"),
 }

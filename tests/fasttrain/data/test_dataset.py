@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 import fasttrain.data.stream
-from fasttrain.data import Batches, Dataset, DatasetWriter, TokenStream, holds_out, open_dataset
-from fasttrain.data.dataset import RECORD, Manifest, SourceFile, Split
-from fasttrain.data.stream import DocumentIndex
+from fasttrain.data.batches import Batches
+from fasttrain.data.dataset import RECORD, Dataset, Manifest, SourceFile, Split
+from fasttrain.data.datasets import open_dataset
+from fasttrain.data.stream import DocumentIndex, TokenStream
+from fasttrain.data.writer import DatasetWriter, holds_out
 from fasttrain.fs import FileChecksum
 
 AGAIN = "copy it again, or prepare the dataset again"
