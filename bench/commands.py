@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fasttrain.metrics import read_metrics
+from fasttrain.metrics.jsonl import read_metrics
 
 
 def finished_run(program: Sequence[str], out: Path, *options: Any) -> list[dict[str, float]]:

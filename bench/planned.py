@@ -18,7 +18,7 @@ import torch
 
 import fasttrain.train
 from fasttrain.cli.parse import load
-from fasttrain.metrics import used_memory
+from fasttrain.metrics.hardware import used_memory
 from fasttrain.recipes import RECIPES
 from fasttrain.tools.plan.cpu import estimate_on_cpu, resident_memory
 from fasttrain.tools.plan.sizes import vocab_of

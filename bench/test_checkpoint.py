@@ -5,7 +5,7 @@ import sys
 
 from bench.commands import finished_run
 from bench.figures import memory, ratio, seconds
-from fasttrain.checkpoint import list_checkpoints
+from fasttrain.checkpoint.committed import list_checkpoints
 
 EVERY, STEPS = 4, 13  # the first of three saves allocates its staging memory, and is skipped
 MAX_STALL = 0.25  # of the time that training waits for a save that is not in the background

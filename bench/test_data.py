@@ -9,7 +9,9 @@ import time
 import pytest
 
 from bench.figures import Figure, rate, ratio, seconds
-from fasttrain.data import Batches, Dataset, MixtureComponent, Prefetcher, standard_library
+from fasttrain.data.batches import Batches, MixtureComponent, Prefetcher
+from fasttrain.data.corpus import standard_library
+from fasttrain.data.dataset import Dataset
 from fasttrain.distributed.runtime import keep_freed_memory
 
 BUILD_SECONDS = 15  # by the clock, on 2 cores

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from bench.figures import rate, seconds
-from fasttrain.data import ExternalDataset, TokenStream, open_dataset
+from fasttrain.data.datasets import open_dataset
+from fasttrain.data.formats.dataset import ExternalDataset
 from fasttrain.data.lint import lint
+from fasttrain.data.stream import TokenStream
 
 TOKENS_PER_SECOND = 20e6
 QUICK_SECONDS = 1

@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
 from bench.figures import rate, ratio
-from fasttrain.data import Dataset
+from fasttrain.data.dataset import Dataset
 from fasttrain.data.prepare import prepare
 from fasttrain.data.prepare.tokenizer import trained_on
 

@@ -8,8 +8,9 @@ from unittest.mock import patch
 
 import fasttrain.train
 from bench.figures import ratio, seconds
-from fasttrain.data import open_dataset, standard_library
-from fasttrain.metrics import read_metrics
+from fasttrain.data.corpus import standard_library
+from fasttrain.data.datasets import open_dataset
+from fasttrain.metrics.jsonl import read_metrics
 from fasttrain.train import loop
 from fasttrain.train.step import train_step
 from fasttrain.train.validate import validate

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import fasttrain_kernels as kernels
 from fasttrain import config
-from fasttrain.data import IGNORED
+from fasttrain.data.batches import IGNORED
 
 _CUT = 3.0  # initial weights lie within so many standard deviations
 _INIT_ROWS = 128  # that one seed initialises: a rank draws the rows of its shard, and at most so many around them

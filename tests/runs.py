@@ -7,8 +7,8 @@ from typing import Any
 
 import torch.distributed.checkpoint as dcp
 
-from fasttrain.checkpoint import list_checkpoints
-from fasttrain.metrics import read_events, read_metrics
+from fasttrain.checkpoint.committed import list_checkpoints
+from fasttrain.metrics.jsonl import read_events, read_metrics
 from fasttrain.train import main
 from tests.ranks import run_ranks
 

@@ -14,16 +14,16 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch.distributed as dist
-
-from fasttrain.checkpoint.metadata import read_metadata
 from fasttrain.config import STEPS
 from fasttrain.distributed.collectives import RanksFailed, on_all, on_main, rank_in
 from fasttrain.fs import FileChecksum, HashedFile
 from fasttrain.rundir import RunDir
 from fasttrain.schema import build, parse
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 FORMAT = "fasttrain checkpoint"
 VERSION = 1
@@ -89,6 +89,9 @@ class Checkpoint:
             raise ValueError(f"checkpoint: {'; '.join(errors)}; resume from an earlier one")
 
 
+Verify = Callable[[Checkpoint, "dist.ProcessGroup | None"], None]  # raises ValueError or RanksFailed on every rank
+
+
 def directory_name(step: int, existing: list[Path]) -> str:
     """A name for a new checkpoint of a step, that none of the existing ones has."""
     versions = [_order(path)[1] for path in existing if _order(path)[0] == step]
@@ -113,20 +116,27 @@ def newest_valid(
     group: dist.ProcessGroup | None,
     on_warning: Callable[[str], None],
     steps: range | None = None,  # None: of any
+    verify: Verify = Checkpoint.verify,
 ) -> Checkpoint | None:
     """The last checkpoint whose files all are what was written; on_warning() is told about those that are not."""
-    for path in reversed(on_main(group, lambda: committed_paths(directory))):
-        if steps is not None and _order(path)[0] not in steps:
-            continue
-        try:
-            checkpoint = on_main(group, lambda path=path: _readable(path))  # type: ignore[misc]
-            if isinstance(checkpoint, str):
-                raise ValueError(checkpoint)
-            checkpoint.verify(group)
-            return checkpoint
-        except (ValueError, RanksFailed) as error:
-            on_warning(str(error))
-    return None
+    paths = reversed(on_main(group, lambda: committed_paths(directory)))
+    asked = (path for path in paths if steps is None or _order(path)[0] in steps)
+    return next((found for path in asked if (found := valid_at(path, group, on_warning, verify))), None)
+
+
+def valid_at(
+    path: Path, group: dist.ProcessGroup | None, on_warning: Callable[[str], None], verify: Verify = Checkpoint.verify
+) -> Checkpoint | None:
+    """The checkpoint that is there, verified; None after on_warning() was told what is wrong with it."""
+    try:
+        checkpoint = on_main(group, lambda: _readable(path))
+        if isinstance(checkpoint, str):
+            raise ValueError(checkpoint)
+        verify(checkpoint, group)
+        return checkpoint
+    except (ValueError, RanksFailed) as error:
+        on_warning(str(error))
+        return None
 
 
 def find(name: str | Path) -> Checkpoint:
@@ -172,6 +182,8 @@ def _readable(path: Path) -> Checkpoint | str:
 def _errors(checkpoint: Checkpoint, files: tuple[FileChecksum, ...], *, metadata: bool) -> list[str]:
     checks: list[Callable[[], object]] = [partial(file.check, checkpoint.path) for file in files]
     if metadata:
+        from fasttrain.checkpoint.metadata import read_metadata  # torch, which checkpoint.json does without
+
         checks.append(lambda: read_metadata(checkpoint.path, checkpoint.files))
     found: dict[str, None] = {}  # each once: a corrupt file of metadata is found twice
     for check in checks:

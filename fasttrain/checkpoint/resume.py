@@ -1,4 +1,5 @@
-"""Where a run begins: at step 0, or at a checkpoint, with the settings that it was saved with or with others.
+"""Where a run begins: at step 0, or at a checkpoint, with the settings that it was saved with or with others; and
+where it goes back to.
 
 What a setting means for the weights decides whether it may change. The shape of the model and the kind of optimizer may
 not: the checkpoint has no place for them. Everything else may, and every difference is shown and recorded. A run whose
@@ -6,17 +7,23 @@ batches change in size, sequence or datasets continues in each dataset where it 
 """
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
+import torch
 import torch.distributed as dist
+from torch import nn
 
 from fasttrain.bounds import Bounds
-from fasttrain.checkpoint.committed import Checkpoint, committed_paths, find, list_checkpoints, newest_valid
+from fasttrain.checkpoint.committed import Checkpoint, committed_paths, find, list_checkpoints, newest_valid, valid_at
+from fasttrain.checkpoint.retention import quarantine
+from fasttrain.checkpoint.state import misfit, restore
 from fasttrain.config import STEPS, Config
 from fasttrain.config_toml import flat, to_toml
-from fasttrain.data import DataCursor
+from fasttrain.data.cursor import DataCursor
+from fasttrain.distributed.collectives import on_all
 from fasttrain.rundir import RunDir
 from fasttrain.schema import build, parse
 
@@ -90,6 +97,12 @@ def check_metadata(checkpoint: Checkpoint) -> None:
         raise ValueError(f"checkpoint: {checkpoint.path} is not of a run of fasttrain: {error}") from None
 
 
+def verify_run(checkpoint: Checkpoint, group: dist.ProcessGroup | None) -> None:
+    """Raise unless every file is what a run has written, and the metadata are a run's."""
+    checkpoint.verify(group)
+    check_metadata(checkpoint)
+
+
 def starting_point(settings: Config, group: dist.ProcessGroup, on_warning: Callable[[str], None]) -> Checkpoint | None:
     """The checkpoint that the run resumes from, verified; on_warning() is told of corrupt ones. All ranks call it."""
     out, own = settings.out, RunDir(settings.out).checkpoints
@@ -105,19 +118,46 @@ def starting_point(settings: Config, group: dist.ProcessGroup, on_warning: Calla
             remedy = f"start another run from it: --resume {settings.resume} --out DIRECTORY"
             raise ValueError(f"{out} is at step {existing[-1].step}; to resume from step {chosen.step}, {remedy}")
         if not committed_paths(own):  # otherwise this run began there before, and was interrupted
-            chosen.verify(group)
-            check_metadata(chosen)
+            verify_run(chosen, group)
             return chosen
     corrupt: list[str] = []
-    valid = newest_valid(own, group, on_warning=corrupt.append)
+    valid = newest_valid(own, group, on_warning=corrupt.append, verify=verify_run)
     if valid is None and committed_paths(own):  # readable or not: no new run is begun over them
         remedy = "start another run with --out, or copy a valid one there"
         raise ValueError(f"no checkpoint in {own} is valid ({'; '.join(corrupt)}); {remedy}")
     for text in corrupt:
         on_warning(text)
-    if valid is not None:
-        check_metadata(valid)
     return valid
+
+
+def go_back(
+    directory: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    group: dist.ProcessGroup | None,
+    *,
+    steps: Sequence[range],  # the first of them that has a valid checkpoint
+    origin: Path | None,  # and if none has: a checkpoint of another run
+    on_warning: Callable[[str], None],
+) -> Checkpoint | None:
+    """Restore a run in progress from a checkpoint, and quarantine later ones; None: none is valid, nothing changed.
+
+    It is verified as at a start, and has to fit: nothing is loaded before that. All ranks call it, no save is running.
+    """
+
+    def verify(checkpoint: Checkpoint, group: dist.ProcessGroup | None) -> None:
+        verify_run(checkpoint, group)
+        if misfits := [text for text in on_all(group, lambda: misfit(checkpoint, model, optimizer)) if text]:
+            raise ValueError(misfits[0])
+
+    places = (newest_valid(directory, group, on_warning, steps=asked, verify=verify) for asked in steps)
+    found = next(filter(None, places), None) or (valid_at(origin, group, on_warning, verify) if origin else None)
+    if found is not None:
+        restore(found, model, optimizer, scaler, group=group)
+        later = [checkpoint for checkpoint in list_checkpoints(directory) if checkpoint.step > found.step]
+        quarantine(later, group)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

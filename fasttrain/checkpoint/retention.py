@@ -1,17 +1,21 @@
 """Retention: which checkpoints may go once a new one is committed, and how they go."""
 
+from __future__ import annotations
+
 import math
 import os
 import shutil
 import uuid
 from pathlib import Path
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from fasttrain import config
 from fasttrain.checkpoint.committed import Checkpoint
 from fasttrain.distributed.collectives import on_main
 from fasttrain.fs import sync
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 PARTIAL = "partial"  # in the hidden name of a directory that is being written
 DELETED = "deleted"  # and of one that is being deleted

@@ -87,14 +87,7 @@ def restore(
 
     All ranks of `group` call it. Checksums are not looked at again: newest_valid or checkpoint.verify have done that.
     """
-    if optimizer is not None and type(optimizer).__name__ != checkpoint.optimizer:
-        raise ValueError(
-            f"checkpoint: {checkpoint.path} was saved with {checkpoint.optimizer}, whose moments "
-            f"{type(optimizer).__name__} cannot use; resume with the optim.kind of the run"
-        )
-    saved = saved_tensors(checkpoint)
-    weights = _weights(model)
-    _check_model(checkpoint, {name: tensor.shape for name, tensor in weights.items()}, saved)
+    saved, weights = _fitting_tensors(checkpoint, model, optimizer), _weights(model)
     moments = {} if optimizer is None else _empty_optimizer_state(_parameters(model), saved)
     load(checkpoint, weights | moments, group)  # weights are the model's own: they are in place
     if optimizer is not None:
@@ -102,6 +95,33 @@ def restore(
     if scaler is not None and scaler.is_enabled() and checkpoint.scaler:
         scaler.load_state_dict(scaler.state_dict() | checkpoint.scaler)
     return checkpoint.metadata
+
+
+def _fitting_tensors(
+    checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer | None
+) -> dict[str, TensorStorageMetadata]:
+    """What a checkpoint holds, by name; raise unless model and optimizer have a place for all of it."""
+    if optimizer is not None and type(optimizer).__name__ != checkpoint.optimizer:
+        raise ValueError(
+            f"checkpoint: {checkpoint.path} was saved with {checkpoint.optimizer}, whose moments "
+            f"{type(optimizer).__name__} cannot use; resume with the optim.kind of the run"
+        )
+    saved, parameters = saved_tensors(checkpoint), _parameters(model)
+    _check_model(checkpoint, {name: tensor.shape for name, tensor in _weights(model).items()}, saved)
+    for name in saved if optimizer is not None else ():
+        of = name.removeprefix("optimizer.").rpartition(".")[0]
+        if name.startswith("optimizer.") and of not in parameters:
+            raise ValueError(f"checkpoint: {checkpoint.path} holds {name}, and the model has no {of}; it is of another")
+    return saved
+
+
+def misfit(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Why restore would refuse a checkpoint; empty: it would not."""
+    try:
+        _fitting_tensors(checkpoint, model, optimizer)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
@@ -142,8 +162,6 @@ def _empty_optimizer_state(parameters: dict[str, Tensor], saved: dict[str, Tenso
         kind, _, rest = full_name.partition(".")
         if kind == "optimizer":
             name, dtype = rest.rpartition(".")[0], tensor.properties.dtype
-            if name not in parameters:
-                raise ValueError(f"checkpoint: it holds {full_name}, and the model has no {name}; it is of another one")
             parameter = parameters[name]
             shape = parameter if tensor.size == parameter.shape else torch.empty(tensor.size)
             empty[full_name] = torch.empty_like(shape, dtype=dtype, requires_grad=False)

@@ -16,7 +16,7 @@ from fasttrain.cli.options import RUN, RUN_DIRECTORY, command, console, flag, nu
 from fasttrain.units import disk_size
 
 if TYPE_CHECKING:
-    from fasttrain.checkpoint import Checkpoint
+    from fasttrain.checkpoint.committed import Checkpoint
 
 
 @command(
@@ -115,8 +115,10 @@ class Examined(NamedTuple):
 
 def _examine(path: Path, *, verify: bool) -> Examined:
     """Read its checkpoint.json; to verify, all its files too."""
-    from fasttrain.checkpoint import Checkpoint
-    from fasttrain.checkpoint.state import verify_weights
+    from fasttrain.checkpoint.committed import Checkpoint
+
+    if verify:
+        from fasttrain.checkpoint.state import verify_weights  # torch
 
     checkpoint, fault = None, ""
     try:
@@ -137,7 +139,7 @@ def _cells(checkpoint: Checkpoint) -> tuple[str, str, str]:
 
 def _paths(run: Path) -> list[Path]:
     """Every checkpoint of a run by step; an error if it has none."""
-    from fasttrain.checkpoint import committed_paths
+    from fasttrain.checkpoint.committed import committed_paths
     from fasttrain.rundir import RunDir
 
     if not run.is_dir():
@@ -149,7 +151,7 @@ def _paths(run: Path) -> list[Path]:
 
 def _asked_for(name: str) -> list[Path]:
     """All checkpoints of a run; or the one that RUN@STEP or its own directory means."""
-    from fasttrain.checkpoint import committed_paths
+    from fasttrain.checkpoint.committed import committed_paths
 
     path = Path(name)
     if path.name.startswith("step-"):

@@ -51,7 +51,8 @@ def _plot_file(text: str) -> Path:
 )
 def main(options: argparse.Namespace) -> int:
     """Exit code 0: clean; 1: errors, or warnings with --strict; 2: a mistake in the command."""
-    from fasttrain.data import Described, ExternalDataset, open_dataset
+    from fasttrain.data.datasets import open_dataset
+    from fasttrain.data.formats.dataset import Described, ExternalDataset
     from fasttrain.data.lint import lint
 
     if options.plot is not None:

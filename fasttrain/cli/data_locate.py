@@ -56,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
     if options.document is None:
         _print(options, _documents(options), DOCUMENT_COLUMNS)
         return 0
-    from fasttrain.metrics import read_metrics
+    from fasttrain.metrics.jsonl import read_metrics
 
     done = max((round(line["step"]) for line in read_metrics(options.run)), default=0)
     places = list(_steps(options, done))
@@ -69,7 +69,7 @@ def main(options: argparse.Namespace) -> int:
 def _documents(options: argparse.Namespace) -> Iterator[Line]:
     from fasttrain.data.locate import locate, step_of_token
     from fasttrain.data.segments import segment_at
-    from fasttrain.metrics import read_metrics
+    from fasttrain.metrics.jsonl import read_metrics
 
     metrics, steps = read_metrics(options.run), options.step
     if options.token is not None:

@@ -128,7 +128,7 @@ def _rate(progress: PreparationProgress, seconds: float, done: int) -> str:
 
 
 def _summarize(prepared: Prepared, console: Console) -> None:
-    from fasttrain.data import Dataset
+    from fasttrain.data.dataset import Dataset
 
     dataset = Dataset(prepared.path)
     splits = dataset.manifest.splits

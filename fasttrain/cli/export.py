@@ -28,7 +28,7 @@ from fasttrain.units import disk_size, parse_bytes
 def main(options: argparse.Namespace) -> int:
     """Exit code 0: written; 2: a mistake in the command, or a corrupt checkpoint."""
     check_is_new(options.out)
-    from fasttrain.checkpoint import find
+    from fasttrain.checkpoint.committed import find
     from fasttrain.distributed.runtime import DTYPES
     from fasttrain.hf.export import Weights, describe, export
 

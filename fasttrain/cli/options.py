@@ -170,11 +170,11 @@ MODEL = (  # where a trained model's data is, and what the model runs on
 def trained_model(options: argparse.Namespace) -> Iterator[tuple[TrainedModel, Runtime]]:
     """The model of options.run, on what --device and --dtype ask for."""
     from fasttrain.config import ParallelConfig
-    from fasttrain.distributed.runtime import choose_device, start
+    from fasttrain.distributed.runtime import start
     from fasttrain.tools.trained_model import load_model
 
-    choose_device(options.device, option="--device")
-    with start(ParallelConfig(device=options.device, precision=options.dtype)) as runtime:
+    parallel = ParallelConfig(device=options.device, precision=options.dtype)
+    with start(parallel, device_option="--device") as runtime:
         where = dict(data=options.data, tokenizer=options.tokenizer)
         yield load_model(options.run, device=runtime.device, dtype=runtime.dtype, **where), runtime
 

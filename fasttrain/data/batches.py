@@ -18,22 +18,20 @@ from __future__ import annotations
 import hashlib
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fasttrain.bounds import Bounds
-from fasttrain.config import STEPS
+from fasttrain.data.cursor import DataCursor
 from fasttrain.data.order import Mixture, MixturePart, place_of, samples_at
 from fasttrain.data.stream import TokenStream
-from fasttrain.schema import build
 
 IGNORED = -100  # a target without a loss: the ignore_index of linear_cross_entropy and of PyTorch
 ORDER_BATCH = 512  # samples whose order is computed at a time: of so many, it costs a microsecond for four
@@ -89,28 +87,6 @@ class MixtureComponent(NamedTuple):
     stream: TokenStream
     weight: float = 1.0  # its share of the samples is this over the sum of all weights
     epochs: float = 0.0  # how often it is seen at most; 0: no limit
-
-
-class Skip(NamedTuple):
-    """A run takes, from `step` on, the batches that would have come `steps` steps later."""
-
-    step: Annotated[int, STEPS]
-    steps: Annotated[int, STEPS]
-
-
-@dataclass(frozen=True)
-class DataCursor:
-    """Where batches begin: a run that resumes with other settings continues in the data where it was."""
-
-    step: Annotated[int, STEPS] = 0
-    # samples of each component, by name
-    used: dict[str, Annotated[int, Bounds(0, 2**62)]] = field(default_factory=dict)
-    skips: tuple[Skip, ...] = ()  # since then
-
-    @classmethod
-    def of(cls, metadata: Mapping[str, Any]) -> DataCursor:
-        """Read what JSON makes of asdict(cursor)."""
-        return build(cls, metadata)
 
 
 class Batches:

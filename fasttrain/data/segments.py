@@ -10,13 +10,16 @@ import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fasttrain import config
-from fasttrain.data.batches import Batches, DataCursor
-from fasttrain.data.datasets import TrainingData, training_data
+from fasttrain.data.cursor import DataCursor
 from fasttrain.rundir import RunDir
 from fasttrain.schema import build, parse
+
+if TYPE_CHECKING:  # torch, which to read the file does without
+    from fasttrain.data.batches import Batches
+    from fasttrain.data.datasets import TrainingData
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,8 @@ class DataSegment:
 
     def open(self) -> TrainingData:
         """The data, if it still is what the run had."""
+        from fasttrain.data.datasets import training_data
+
         data = training_data(self.data)
         for name, digest in data.digests.items():
             if digest != (then := self.datasets.get(name, "")):
@@ -44,6 +49,8 @@ class DataSegment:
 
     def batches(self, data: TrainingData, dp_rank: int = 0, dp_size: int = 1) -> Batches:
         """A rank's batches; by default those of all ranks together."""
+        from fasttrain.data.batches import Batches
+
         return Batches(
             data.components("train"), sequence=self.data.sequence, sequences=self.sequences, seed=self.data.seed,
             document_mask=self.data.document_mask, dp_rank=dp_rank, dp_size=dp_size, cursor=self.cursor,

@@ -12,6 +12,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -21,6 +22,7 @@ from fasttrain.fs import advise
 
 OPEN_FILES = 128  # shards of a stream that are open at once; of more, those used last
 SAMPLE_SPANS = 16  # of a sample, evenly spread
+PROBES = 16  # windows of many: if these are in memory, few others are not; advice costs half of a read from there
 HELD_ENDS = 2**20  # documents whose ends are held in memory, 8 MB
 
 
@@ -101,8 +103,9 @@ class TokenStream:
             rows, offsets = np.divmod(np.flatnonzero(windows[:, 1:] == self.separator), windows.shape[1] - 1)
             return rows, offsets + 1
         # int64 starts: numpy would convert the whole index to the type of other ones
-        first = self.document_ends.searchsorted(starts, side="right")
-        stop = self.document_ends.searchsorted(starts + (windows.shape[1] - 1), side="right")
+        edges = np.concatenate([starts, starts + (windows.shape[1] - 1)])  # together: they are mostly near each other
+        found = self.document_ends.searchsorted(edges, side="right")
+        first, stop = found[: len(starts)], found[len(starts) :]
         counts = stop - first
         rows = np.repeat(np.arange(len(starts)), counts)
         within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -147,7 +150,8 @@ class TokenFile:
         file, size = self._file.fileno(), length * self._dtype.itemsize
         begins = (self._header + starts * self._dtype.itemsize).tolist()
         try:
-            advise(file, "WILLNEED", begins, size)  # all of them then come at once, not one after the other
+            if len(begins) < 8 * PROBES or not self._in_memory(begins[:: len(begins) // PROBES]):
+                advise(file, "WILLNEED", begins, size)  # all of them then come at once, not one after the other
             data = b"".join([os.pread(file, size, begin) for begin in begins])
         except OSError as error:  # which names no file
             error.filename = str(self._path)
@@ -155,6 +159,12 @@ class TokenFile:
         if len(data) < size * len(begins):
             raise self._truncated()
         return np.frombuffer(data, self._dtype).reshape(len(begins), length)
+
+    def _in_memory(self, begins: list[int]) -> bool:
+        """Whether these places can be read without waiting, as far as the system tells."""
+        with suppress(OSError, AttributeError):  # AttributeError: macOS
+            return all(os.preadv(self._file.fileno(), (bytearray(1),), begin, os.RWF_NOWAIT) for begin in begins)
+        return False
 
     def _truncated(self) -> OSError:
         size, expected = os.fstat(self._file.fileno()).st_size, self._header + self._count * self._dtype.itemsize
@@ -194,8 +204,9 @@ class DocumentIndex:
     def searchsorted(self, positions: np.ndarray, /, side: Literal["left", "right"]) -> np.ndarray:
         """Count, as that of an array: how many documents end before each position, or (right) at it."""
         blocks = np.maximum(self._firsts.searchsorted(positions, side=side) - 1, 0) * self._block
-        found = [
-            first + int(self._read(first, min(first + self._block, self._count)).searchsorted(position, side=side))
-            for first, position in zip(blocks.tolist(), positions, strict=True)
-        ]
-        return np.array(found, np.int64)
+        found = blocks.copy()
+        for first in np.unique(blocks).tolist():
+            mine = np.flatnonzero(blocks == first)
+            ends = self._read(first, min(first + self._block, self._count))
+            found[mine] += ends.searchsorted(positions[mine], side=side)
+        return found

@@ -4,11 +4,13 @@ A rank that fails alone leaves the others waiting for it in their next collectiv
 So each call ends with one exchange, in which a rank brings its result or its error.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from __future__ import annotations
 
-import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:  # imported when there are ranks: commands that only look at checkpoints do without
+    import torch.distributed as dist
 
 T = TypeVar("T")
 
@@ -36,13 +38,10 @@ def on_all(group: dist.ProcessGroup | None, work: Callable[[], T]) -> list[T]:
     failures: dict[int, str] = {}
     try:
         result = work()
-    except CheckpointException as error:  # torch's, which every rank gets, with the errors of all
-        for cause, _ in error.failures.values():
-            if isinstance(cause, KeyboardInterrupt | SystemExit):  # Ctrl-C is no corruption
-                raise cause from None
-        failures = {rank: text_of(cause) for rank, (cause, _) in error.failures.items()}
     except Exception as error:
         failures = {rank_in(group): text_of(error)}
+    except BaseException as error:
+        failures = _failures_of(error)
     everyone = _exchange(group, (result, failures))
     failures = {rank: cause for _, theirs in everyone for rank, cause in theirs.items()}
     if failures:
@@ -60,9 +59,23 @@ def text_of(error: BaseException) -> str:
     return str(error) if isinstance(error, Reason) else f"{type(error).__name__}: {error}"
 
 
+def _failures_of(error: BaseException) -> dict[int, str]:
+    """Of torch's CheckpointException, which is no Exception and which every rank gets, with the errors of all."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    if not isinstance(error, CheckpointException):
+        raise error
+    for cause, _ in error.failures.values():
+        if isinstance(cause, KeyboardInterrupt | SystemExit):  # Ctrl-C is no corruption
+            raise cause from None
+    return {rank: text_of(cause) for rank, (cause, _) in error.failures.items()}
+
+
 def _exchange(group: dist.ProcessGroup | None, mine: Any) -> list[Any]:
     if group is None:
         return [mine]
+    import torch.distributed as dist
+
     everyone = [None] * group.size()
     try:
         dist.all_gather_object(everyone, mine, group=group)

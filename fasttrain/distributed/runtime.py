@@ -87,12 +87,12 @@ class Runtime:
 
 
 @contextmanager
-def start(parallel: config.ParallelConfig) -> Iterator[Runtime]:
-    """Join the ranks of the run; leave them at the end."""
+def start(parallel: config.ParallelConfig, *, device_option: str = "parallel.device") -> Iterator[Runtime]:
+    """Join the ranks of the run; leave them at the end. device_option: what the user has asked with, for errors."""
     environment = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
     rank, world_size, local = (int(os.environ.get(name, default)) for name, default in environment)
     _check_open_files()
-    device = choose_device(parallel.device, local)
+    device = choose_device(parallel.device, local, option=device_option)
     if problem := parallel.indivisible(world_size):
         raise ValueError(problem)
     if device.type == "cuda":

@@ -19,20 +19,20 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fasttrain.checkpoint import Checkpoint
+from fasttrain.checkpoint.committed import Checkpoint
 from fasttrain.checkpoint.resume import check_metadata
 from fasttrain.checkpoint.state import TensorReader, check_finite, load, saved_tensors
 from fasttrain.config import Config, ModelConfig
 from fasttrain.config_toml import from_toml
-from fasttrain.data import TrainingData
 from fasttrain.data.dataset import read_tokenizer
+from fasttrain.data.datasets import TrainingData
 from fasttrain.data.formats.dataset import SEPARATORS
 from fasttrain.data.segments import segment_at
 from fasttrain.distributed.runtime import DTYPES
 from fasttrain.events import STARTS
 from fasttrain.fs import free_bytes, new_directory
 from fasttrain.hf.names import INDEX, SINGLE, huggingface_config, parts
-from fasttrain.metrics import read_events, read_validations
+from fasttrain.metrics.jsonl import read_events, read_validations
 from fasttrain.rundir import RunDir
 from fasttrain.schema import parse
 from fasttrain.units import disk_size, plural

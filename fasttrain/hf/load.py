@@ -14,8 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fasttrain.data import TrainingData
 from fasttrain.data.dataset import read_tokenizer
+from fasttrain.data.datasets import TrainingData
 from fasttrain.hf.names import INDEX, SINGLE, parts
 from fasttrain.model import Decoder
 

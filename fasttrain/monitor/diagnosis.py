@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from fasttrain.data import Batch, Skip
+from fasttrain.data.batches import Batch
 from fasttrain.distributed.runtime import Runtime
 from fasttrain.events import Anomaly
 from fasttrain.model import Decoder
@@ -35,14 +35,16 @@ class Diagnosis:
         return f"bad state, not bad data: no skipped batch stands out (the worst, of step {self.step + 1}: {losses})"
 
 
-def diagnose(model: Decoder, read: Read, skip: Skip, anomaly: Anomaly, runtime: Runtime, *, begins: int) -> Diagnosis:
+def diagnose(
+    model: Decoder, read: Read, skipped: range, anomaly: Anomaly, runtime: Runtime, *, begins: int
+) -> Diagnosis:
     """Replay skipped batches, and some before them, on restored weights. All ranks call it.
 
     read: gives the batches as before the skip; begins: the step from which on the run has had its batches.
     Data is bad if at least half of the rise shows on good weights.
     """
-    replayed = range(skip.step, skip.step + min(skip.steps, REPLAYED))
-    compared = range(max(skip.step - COMPARED, begins), skip.step)
+    replayed = skipped[:REPLAYED]
+    compared = range(max(skipped.start - COMPARED, begins), skipped.start)
     model.eval()
     losses = {step: _mean_loss(model, read(step), runtime) for step in (*compared, *replayed)}
     model.train()

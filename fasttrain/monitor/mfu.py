@@ -12,7 +12,7 @@ from statistics import median
 
 from fasttrain import config
 from fasttrain.flops import HOST_SECONDS
-from fasttrain.metrics import StepRecord
+from fasttrain.metrics.record import StepRecord
 
 LOW = 0.3  # MFU below which an explanation is due
 

@@ -12,7 +12,8 @@ from fasttrain.data.locate import documents_of
 from fasttrain.distributed.runtime import Runtime
 from fasttrain.events import Anomaly, Event, EventKind
 from fasttrain.flops import num_parameters
-from fasttrain.metrics import StepRecord, device_memory
+from fasttrain.metrics.hardware import device_memory
+from fasttrain.metrics.record import StepRecord
 from fasttrain.monitor.mfu import MfuContext, MfuMonitor
 from fasttrain.monitor.sanity import Blocks, Envelope, first_loss_suspicion
 from fasttrain.monitor.slowdown import SpeedMonitor

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fasttrain.data import IGNORED
+from fasttrain.data.batches import IGNORED
 from fasttrain.tools.generate import Sampling, generate
 from fasttrain.tools.trained_model import TrainedModel
 

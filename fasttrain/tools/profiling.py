@@ -28,7 +28,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from fasttrain.distributed.runtime import Runtime
-from fasttrain.metrics import PhaseTimes
+from fasttrain.metrics.step_timer import PhaseTimes
 from fasttrain.units import plural
 
 TOP = 10  # ops in the table

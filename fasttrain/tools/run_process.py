@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fasttrain.checkpoint import Checkpoint, committed_paths, list_checkpoints
+from fasttrain.checkpoint.committed import Checkpoint, committed_paths, list_checkpoints
 from fasttrain.config import Config
 from fasttrain.config_toml import to_toml
 from fasttrain.events import EventKind
-from fasttrain.metrics import read_events, read_metrics
+from fasttrain.metrics.jsonl import read_events, read_metrics
 from fasttrain.rundir import RunDir
 from fasttrain.units import plural
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fasttrain.checkpoint import Checkpoint, find, restore
+from fasttrain.checkpoint.committed import Checkpoint, find
 from fasttrain.checkpoint.resume import check_metadata
-from fasttrain.checkpoint.state import saved_tensors
+from fasttrain.checkpoint.state import restore, saved_tensors
 from fasttrain.config import Config
 from fasttrain.config_toml import from_toml
-from fasttrain.data import TrainingData, training_data
+from fasttrain.data.datasets import TrainingData, training_data
 from fasttrain.data.segments import segment_at
 from fasttrain.model import Decoder
 from fasttrain.rundir import RunDir

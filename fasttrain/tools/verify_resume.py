@@ -25,7 +25,7 @@ from fasttrain.checkpoint.resume import Change, changed_settings
 from fasttrain.config import Config
 from fasttrain.config_toml import to_toml
 from fasttrain.distributed.runtime import choose_device, resolve_precision
-from fasttrain.metrics import device_name
+from fasttrain.metrics.hardware import device_name
 from fasttrain.tools.run_process import OnProgress, Runs
 from fasttrain.units import plural
 

@@ -40,7 +40,7 @@ def run(settings: Config) -> int:
     from fasttrain.distributed.hang_detector import RankFailure
     from fasttrain.distributed.runtime import start, stop_signals
     from fasttrain.fs import exclusive_lock
-    from fasttrain.metrics import RunLogger
+    from fasttrain.metrics.logger import RunLogger
     from fasttrain.rundir import RunDir
     from fasttrain.tools.report.page import ReportRefresher
     from fasttrain.tools.validation import validation_sets

@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 
-from fasttrain.checkpoint import Checkpoints, Failed, Saved
-from fasttrain.data import Batch
+from fasttrain.checkpoint.saver import Checkpoints, Failed, Saved
+from fasttrain.data.batches import Batch
 from fasttrain.distributed.collectives import on_all
 from fasttrain.events import Anomaly, Event, EventKind
-from fasttrain.metrics import Moved, News, Note, StepRecord
+from fasttrain.metrics.record import Moved, News, Note, StepRecord
 from fasttrain.rundir import RunDir
 from fasttrain.train.messages import about_save
 from fasttrain.train.state import TrainState

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
-from fasttrain.checkpoint import Checkpoints
-from fasttrain.data import Prefetcher
-from fasttrain.metrics import News, Note, RunLogger, StepRecord, StepTimer
+from fasttrain.checkpoint.saver import Checkpoints
+from fasttrain.data.batches import Prefetcher
+from fasttrain.metrics.logger import RunLogger
+from fasttrain.metrics.record import News, Note, StepRecord
+from fasttrain.metrics.step_timer import StepTimer
 from fasttrain.tools.profiling import Profiler
 from fasttrain.tools.validation import ValidationSet
 from fasttrain.train.control import Control, Decision

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fasttrain.checkpoint import Failed, Outcome
+from fasttrain.checkpoint.saver import Failed, Outcome
 from fasttrain.config_toml import summary
 from fasttrain.events import Event, EventKind, ExitCode
-from fasttrain.metrics import News, Note, device_name, last_step
-from fasttrain.metrics.hardware import versions
+from fasttrain.metrics.hardware import device_name, versions
+from fasttrain.metrics.jsonl import last_step
+from fasttrain.metrics.record import News, Note
 from fasttrain.monitor.sanity import unusual_settings
 from fasttrain.train.state import TrainState
 from fasttrain.units import disk_size, plural

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 
 from fasttrain.flops import flops_per_token
-from fasttrain.metrics import GpuSensors, PhaseTimes, StepRecord, used_memory
+from fasttrain.metrics.hardware import GpuSensors, used_memory
+from fasttrain.metrics.record import StepRecord
+from fasttrain.metrics.step_timer import PhaseTimes
 from fasttrain.train.state import TrainState
 from fasttrain.train.step import StepResult
 

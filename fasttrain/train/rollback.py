@@ -9,10 +9,11 @@ checkpoint from before them. Later ones are quarantined, not deleted.
 
 from dataclasses import asdict, replace
 
-from fasttrain.checkpoint import Checkpoint, committed_paths, list_checkpoints, newest_valid, quarantine, restore
-from fasttrain.data import Batch, Prefetcher, Skip
+from fasttrain.checkpoint.committed import Checkpoint, committed_paths
+from fasttrain.checkpoint.resume import go_back
+from fasttrain.data.batches import Batch, Prefetcher
 from fasttrain.events import Anomaly, Event, EventKind
-from fasttrain.metrics import News, Rewind
+from fasttrain.metrics.record import News, Rewind
 from fasttrain.monitor import Monitor, diagnose
 from fasttrain.train.control import Control, Decision
 from fasttrain.train.results import Results
@@ -34,8 +35,9 @@ def handle_anomaly(
     elif decision is Decision.ROLL_BACK and anomaly:
         news += control.poll_saves(wait=True)
         events = roll_back(state, anomaly)
-        if not events:
-            return control.stop(", and no checkpoint is from before that; keep more of them (checkpoint.keep_last)")
+        if all(event.kind is not EventKind.ROLLBACK for event in events):
+            news += events
+            return control.stop(", and no valid checkpoint is from before that; keep more (checkpoint.keep_last)")
         news += [Rewind(state.progress.step), *events]
         results.drop()
         control.rewind()
@@ -45,28 +47,23 @@ def handle_anomaly(
 
 
 def roll_back(state: TrainState, anomaly: Anomaly) -> list[Event]:
-    """Return to the last good state and skip the batches since; an empty list if there is none. All ranks call it.
+    """Return to the last good state and skip the batches since; no event ROLLBACK: there is none. All ranks call it.
 
     No save is running. The caller saves the result at once: a process that restarts from here must know of the skip.
     """
-    completed, begins, runtime = state.progress.step, state.progress.cursor.step, state.runtime
+    completed, begins = state.progress.step, state.progress.cursor.step
     events: list[Event] = []
     found = _good_state(state, anomaly, events)
     if found is None:
-        return []
+        return events
     restored, good = found
-    later = [one for one in list_checkpoints(state.rundir.checkpoints) if one.step > restored.step]
-    quarantine(later, runtime.checkpoint_group)
-    skip = skip_after(anomaly, restored=restored.step, completed=completed)
-    skipped = range(skip.step, skip.step + skip.steps)
+    skipped = skipped_after(anomaly, restored=restored.step, completed=completed)
     documents = state.documents_of(skipped)
-    diagnosis = diagnose(state.model, state.micro_batches, skip, anomaly, runtime, begins=begins)
+    diagnosis = diagnose(state.model, state.micro_batches, skipped, anomaly, state.runtime, begins=begins)
     state.progress = replace(restored, rollbacks=state.progress.rollbacks + 1)
-    state.skip_batches(skip)
-    text = (
-        f"rolled back to {good.path if good else 'the initial weights'}, skipping the batches of steps "
-        f"{skip.step + 1} to {skip.step + skip.steps}; {diagnosis}"
-    )
+    place, steps = good.path if good else "the initial weights", f"{skipped.start + 1} to {skipped.stop}"
+    text = f"rolled back to {place}, skipping the batches of steps {steps}; {diagnosis}"
+    skip = state.skip_batches(skipped)
     evidence = dict(diagnosis=asdict(diagnosis), skipped=list(skip), **anomaly.evidence())
     action, kind = f"rolls back to step {restored.step}, skips {skip.steps} batches", EventKind.ROLLBACK
     event = Event(step=anomaly.step, kind=kind, text=text, action=action, documents=documents, evidence=evidence)
@@ -76,20 +73,17 @@ def roll_back(state: TrainState, anomaly: Anomaly) -> list[Event]:
 def skip_batches(state: TrainState, anomaly: Anomaly) -> Event:
     """Take later batches from here on, as many later as the rise has lasted; the weights stay."""
     completed = state.progress.step
-    skip = Skip(completed, max(anomaly.steps, 1))
-    documents = state.documents_of(range(skip.step, skip.step + skip.steps))
-    state.skip_batches(skip)
-    return Event(
-        step=completed, kind=EventKind.SKIP, text=f"skipped the batches of the next {skip.steps} steps",
-        action=f"skips {skip.steps} batches", documents=documents,
-        evidence=dict(skipped=list(skip), **anomaly.evidence()),
-    )  # fmt: skip
+    skipped = range(completed, completed + max(anomaly.steps, 1))
+    documents = state.documents_of(skipped)
+    skip = state.skip_batches(skipped)
+    text, action = f"skipped the batches of the next {skip.steps} steps", f"skips {skip.steps} batches"
+    kind, evidence = EventKind.SKIP, dict(skipped=list(skip), **anomaly.evidence())
+    return Event(step=completed, kind=kind, text=text, action=action, documents=documents, evidence=evidence)
 
 
-def skip_after(anomaly: Anomaly, *, restored: int, completed: int) -> Skip:
-    """The batches to skip; restored, completed: steps of the checkpoint, and steps when the anomaly was handled."""
-    first = max(_before(anomaly), restored)
-    return Skip(first, completed - first)
+def skipped_after(anomaly: Anomaly, *, restored: int, completed: int) -> range:
+    """Steps whose batches are skipped; restored: step of the checkpoint, completed: when the anomaly was handled."""
+    return range(max(_before(anomaly), restored), completed)
 
 
 def _before(anomaly: Anomaly) -> int:
@@ -102,22 +96,19 @@ def _good_state(state: TrainState, anomaly: Anomaly, events: list[Event]) -> tup
     Only if there is none from before it, one from the steps just before the rise. Checkpoints from before the data
     cursor are of other batches. None as the checkpoint: the initial weights.
     """
-    directory, begins = state.rundir.checkpoints, state.progress.cursor.step
+    directory, begins, origin = state.rundir.checkpoints, state.progress.cursor.step, state.resumed_from
     corrupt: list[str] = []
-    for last in (_before(anomaly), anomaly.first):
-        steps = range(begins, last + 1)
-        if good := newest_valid(directory, state.runtime.checkpoint_group, corrupt.append, steps=steps):
-            break
-    completed, kind, action = state.progress.step, EventKind.CORRUPT_CHECKPOINT, "rolls back to an earlier one"
+    good = go_back(
+        directory, state.model, state.optimizer, state.scaler, state.runtime.checkpoint_group,
+        steps=[range(begins, last + 1) for last in (_before(anomaly), anomaly.first)],
+        origin=origin if origin and origin.parent != directory else None, on_warning=corrupt.append,
+    )  # fmt: skip
+    completed, kind, action = state.progress.step, EventKind.CORRUPT_CHECKPOINT, "does not roll back to it"
     events += [Event(step=completed, kind=kind, text=text, action=action) for text in dict.fromkeys(corrupt)]
-    if good is None and state.resumed_from is not None and state.resumed_from.parent != directory:
-        good = Checkpoint.read(state.resumed_from)  # of another run
     if good is not None:
-        group = state.runtime.checkpoint_group
-        metadata = restore(good, state.model, state.optimizer, state.scaler, group=group)
-        state.monitor.restore(metadata["monitor"])
-        return replace(Progress.of(metadata["progress"]), cursor=state.progress.cursor), good
-    if begins > 0 or committed_paths(directory):  # the initial weights would lose more than these steps
+        state.monitor.restore(good.metadata["monitor"])
+        return replace(Progress.of(good.metadata["progress"]), cursor=state.progress.cursor), good
+    if begins > 0 or origin or committed_paths(directory):  # the initial weights would lose more than these steps
         return None
     init_weights(state.model, state.settings)
     state.optimizer.state.clear()

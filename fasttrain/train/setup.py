@@ -4,15 +4,17 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fasttrain.checkpoint import check_disk_space, restore, resume
+from fasttrain.checkpoint import resume
+from fasttrain.checkpoint.disk_space import check_disk_space
+from fasttrain.checkpoint.state import restore
 from fasttrain.config import Config
-from fasttrain.data import training_data
+from fasttrain.data.datasets import training_data
 from fasttrain.data.lint.checks import suspicions
 from fasttrain.distributed.parallelize import parallelize, should_compile
 from fasttrain.distributed.runtime import Runtime
 from fasttrain.flops import flops_per_token
 from fasttrain.hf.load import load_pretrained, tokenizer_warning
-from fasttrain.metrics import peak_flops
+from fasttrain.metrics.hardware import peak_flops
 from fasttrain.model import Decoder
 from fasttrain.monitor import make_monitor
 from fasttrain.optim.optimizer import make_optimizer, make_scaler

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fasttrain.checkpoint import Checkpoints
+from fasttrain.checkpoint.saver import Checkpoints
 from fasttrain.config import Config
 from fasttrain.config_toml import to_toml
-from fasttrain.data import Batch, Batches, DataCursor, Skip, TrainingData
+from fasttrain.data.batches import Batch, Batches
+from fasttrain.data.cursor import DataCursor, Skip
+from fasttrain.data.datasets import TrainingData
 from fasttrain.data.locate import documents_of
 from fasttrain.data.segments import DataSegment, append_segment, with_absolute_paths
 from fasttrain.distributed.runtime import Runtime
@@ -109,12 +111,13 @@ class TrainState:
         if self.runtime.is_main:
             append_segment(self.rundir.path, self.segment())
 
-    def skip_batches(self, skip: Skip) -> None:
+    def skip_batches(self, steps: range) -> Skip:
         """Take later batches from a step on."""
-        cursor = self.progress.cursor
+        cursor, skip = self.progress.cursor, Skip(steps.start, len(steps))
         self.progress = replace(self.progress, cursor=replace(cursor, skips=(*cursor.skips, skip)))
         self.batches = self.segment().batches(self.data, self.runtime.dp_rank, self.runtime.dp_size)
         self.record_segment()
+        return skip
 
     def documents_of(self, steps: range) -> list[str]:
         """What steps trained on, for an event; on the rank that writes it."""

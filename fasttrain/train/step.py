@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fasttrain.data import IGNORED, Batch
+from fasttrain.data.batches import IGNORED, Batch
 from fasttrain.distributed.parallelize import before_backward
-from fasttrain.metrics import StepTimer
+from fasttrain.metrics.step_timer import StepTimer
 from fasttrain.optim.optimizer import clip, gradient_norms, set_learning_rate, skip_unless_finite
 from fasttrain.train.state import TrainState
 

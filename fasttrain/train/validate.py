@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from fasttrain.events import Event, EventKind
-from fasttrain.metrics import News, ValidationRecord
+from fasttrain.metrics.record import News, ValidationRecord
 from fasttrain.tools.generate import continue_text
 from fasttrain.tools.validation import HELD_OUT, Score, ValidationSet, mean_score
 from fasttrain.train.state import TrainState

@@ -11,22 +11,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from fasttrain.checkpoint import find
-from fasttrain.checkpoint.committed import _digest
+from fasttrain.checkpoint.committed import _digest, find
 from fasttrain.checkpoint.resume import changed_content, changed_settings, check_metadata, cursor_after
 from fasttrain.cli import main
 from fasttrain.cli.parse import load
 from fasttrain.config import Config, ModelConfig
 from fasttrain.config_toml import from_toml
-from fasttrain.data import Described, open_dataset
-from fasttrain.data.datasets import AnyDataset
+from fasttrain.data.datasets import AnyDataset, open_dataset
+from fasttrain.data.formats.dataset import Described
 from fasttrain.data.locate import text_lengths
 from fasttrain.data.prepare.tokenizer import encoder_of, loaded
 from fasttrain.data.segments import segment_at
 from fasttrain.hf.config import architecture
 from fasttrain.hf.export import Weights, card, describe
 from fasttrain.hf.load import load_pretrained
-from fasttrain.metrics import last_step
+from fasttrain.metrics.jsonl import last_step
 from fasttrain.model import Decoder
 from fasttrain.monitor import Monitor
 from fasttrain.recipes import RECIPES

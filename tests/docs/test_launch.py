@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.metrics import read_metrics
+from fasttrain.metrics.jsonl import read_metrics
 from tests.docs.pages import ROOT, commands
 from tests.docs.running import IN_A_TEST, shortened
 

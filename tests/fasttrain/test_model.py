@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from fasttrain.config import ModelConfig
-from fasttrain.data import IGNORED
+from fasttrain.data.batches import IGNORED
 from fasttrain.flops import flops_per_token, num_parameters
 from fasttrain.hf.names import huggingface_config, parts, to_huggingface
 from fasttrain.model import Decoder

@@ -26,11 +26,12 @@ import fasttrain.distributed.parallelize
 import fasttrain.model
 import fasttrain.train.loop
 import fasttrain_kernels
-from fasttrain.checkpoint import find, list_checkpoints
+from fasttrain.checkpoint.committed import find, list_checkpoints
 from fasttrain.config import Config
-from fasttrain.data import DatasetWriter, open_dataset
+from fasttrain.data.datasets import open_dataset
+from fasttrain.data.writer import DatasetWriter
 from fasttrain.hf.export import describe, export
-from fasttrain.metrics import read_events, read_metrics, read_validations
+from fasttrain.metrics.jsonl import read_events, read_metrics, read_validations
 from fasttrain.train import main
 from fasttrain.train.state import TrainState
 

@@ -52,7 +52,7 @@ def _summary(rounds: list[Round]) -> str:
     lost = [steps for done in rounds for steps in done.lost]
     in_a_save = sum(done.in_a_save for done in rounds)
     return (
-        f"{len(lost):,} kills, {in_a_save} in a save: {len(rounds)} runs bitwise equal, all checkpoints valid, "
+        f"{len(lost):,} kills, {in_a_save:,} in a save: {len(rounds)} runs bitwise equal, all checkpoints valid, "
         f"lost at most {max(lost)} steps, {sum(lost) / len(lost):.1f} on average (a checkpoint every {EVERY})"
     )
 

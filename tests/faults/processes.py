@@ -19,12 +19,13 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-from fasttrain.metrics import read_metrics
+from fasttrain.metrics.jsonl import read_metrics
 from fasttrain.train import main
 from tests.ranks import free_port
 from tests.runs import command
 
 ROOT = Path(__file__).parents[2]
+STALLED = 900.0  # seconds: a guard against what never ends, not a measurement; a loaded machine may take minutes
 Fault = Callable[[], None]
 
 
@@ -71,18 +72,18 @@ class Training:
             file.seek(self._begin)
             return file.read().decode(errors="replace")
 
-    def until(self, condition: Callable[[], Any], seconds: float = 60.0, *, pause: float = 0.005) -> Any:
+    def until(self, condition: Callable[[], Any], seconds: float = STALLED, *, pause: float = 0.005) -> Any:
         """Wait for something true."""
         return wait_for(condition, seconds, lambda: self.is_running, self.output, pause=pause)
 
-    def until_step(self, step: int, seconds: float = 60.0) -> None:
+    def until_step(self, step: int, seconds: float = STALLED) -> None:
         """Until a step has been recorded."""
         self.until(lambda: last_step(self.run) >= step, seconds)
 
     def signal(self, number: int, rank: int = 0) -> None:
         os.kill(self.ranks[rank].pid, number)
 
-    def ends(self, seconds: float = 60.0, rank: int = 0) -> int:
+    def ends(self, seconds: float = STALLED, rank: int = 0) -> int:
         """The exit code, -n after signal n."""
         process = self.ranks[rank]
         process.join(seconds)
@@ -94,7 +95,7 @@ def finished(run: Path, *options: Any, fault: Fault | None = None, world: int = 
     """Train to the end; the output."""
     with Training(run, *options, fault=fault, world=world) as training:
         for rank in range(world):
-            assert training.ends(120, rank) == 0, training.output()[-2000:]
+            assert training.ends(rank=rank) == 0, training.output()[-2000:]
         return training.output()
 
 

@@ -10,8 +10,8 @@ from unittest.mock import patch
 import torch
 
 import fasttrain.train.step
-from fasttrain.checkpoint import list_checkpoints
-from fasttrain.metrics import read_validations
+from fasttrain.checkpoint.committed import list_checkpoints
+from fasttrain.metrics.jsonl import read_validations
 from tests.faults.conftest import Row
 from tests.runs import curve, events, train, weights
 

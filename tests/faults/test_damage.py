@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fasttrain.checkpoint import list_checkpoints
-from fasttrain.metrics import read_metrics
+from fasttrain.checkpoint.committed import list_checkpoints
+from fasttrain.metrics.jsonl import read_metrics
 from fasttrain.train import main
 from tests.faults.conftest import Row
 from tests.runs import command, curve, events, train, weights

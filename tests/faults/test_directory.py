@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.checkpoint import list_checkpoints
-from fasttrain.metrics import read_metrics
+from fasttrain.checkpoint.committed import list_checkpoints
+from fasttrain.metrics.jsonl import read_metrics
 from tests.faults.conftest import Row
 from tests.faults.processes import Training, finished
 from tests.runs import curve, events

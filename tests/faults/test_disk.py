@@ -16,9 +16,10 @@ import torch
 
 import fasttrain.checkpoint.saver
 import fasttrain.train.control
-from fasttrain.checkpoint import Checkpoints, list_checkpoints
+from fasttrain.checkpoint.committed import list_checkpoints
+from fasttrain.checkpoint.saver import Checkpoints
 from fasttrain.events import ExitCode
-from fasttrain.metrics import read_metrics
+from fasttrain.metrics.jsonl import read_metrics
 from tests.faults.conftest import Row
 from tests.faults.namespaces import Shell, small_disk
 from tests.faults.processes import Training, finished, last_step

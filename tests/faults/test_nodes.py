@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.checkpoint import list_checkpoints
-from fasttrain.metrics import read_metrics
+from fasttrain.checkpoint.committed import list_checkpoints
+from fasttrain.metrics.jsonl import read_metrics
 from tests.faults.conftest import Row
 from tests.faults.namespaces import ADDRESSES, INTERFACE, Shell, two_nodes
 from tests.faults.processes import finished, last_step, launched, torchrun, wait_for

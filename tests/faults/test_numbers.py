@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import fasttrain.train.setup
-from fasttrain.data import DataCursor
+from fasttrain.data.cursor import DataCursor
 from fasttrain.data.segments import read_segments
-from fasttrain.metrics import read_metrics
+from fasttrain.metrics.jsonl import read_metrics
 from fasttrain.train.state import Progress
 from tests.fasttrain.train.test_rollback import poisoned, train, train_with_nan
 from tests.faults.conftest import Row

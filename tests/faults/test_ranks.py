@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import fasttrain.train.step
-from fasttrain.checkpoint import list_checkpoints
+from fasttrain.checkpoint.committed import list_checkpoints
 from fasttrain.events import ExitCode
-from fasttrain.metrics import read_metrics
+from fasttrain.metrics.jsonl import read_metrics
 from tests.faults.conftest import Row
 from tests.faults.processes import Training, finished, last_step, launched, torchrun, wait_for
 from tests.runs import command, curve, events, weights

@@ -16,8 +16,8 @@ import fasttrain.train.loop
 import fasttrain.train.messages
 import fasttrain.train.setup
 import fasttrain.train.step
-from fasttrain.checkpoint import list_checkpoints
-from fasttrain.metrics import read_metrics
+from fasttrain.checkpoint.committed import list_checkpoints
+from fasttrain.metrics.jsonl import read_metrics
 from tests.faults.conftest import Row
 from tests.faults.processes import Training, finished, last_step, launched, torchrun, wait_for
 from tests.runs import command, curve, events

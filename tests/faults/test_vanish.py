@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import fasttrain.data.stream
-from fasttrain.checkpoint import list_checkpoints
-from fasttrain.data import standard_library
+from fasttrain.checkpoint.committed import list_checkpoints
+from fasttrain.data.corpus import standard_library
 from fasttrain.events import ExitCode
-from fasttrain.metrics import read_events, read_metrics
+from fasttrain.metrics.jsonl import read_events, read_metrics
 from tests.faults.conftest import Row
 from tests.faults.processes import Training, finished
 from tests.runs import curve, events, weights

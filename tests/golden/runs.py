@@ -25,7 +25,8 @@ import torch
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from fasttrain.data import Batch, Batches, DatasetWriter
+from fasttrain.data.batches import Batch, Batches
+from fasttrain.data.writer import DatasetWriter
 from fasttrain.train import main
 from tests.faults.processes import Training
 from tests.ranks import run_ranks

@@ -18,7 +18,7 @@ import torch
 from fasttrain.config import Config
 from fasttrain.fs import free_bytes
 from fasttrain.gpus import gpu_of_device
-from fasttrain.metrics import measured_flops, peak_flops
+from fasttrain.metrics.hardware import measured_flops, peak_flops
 from fasttrain.metrics.step_timer import seconds_of
 from fasttrain.tools.doctor import MachineFinding
 from fasttrain.tools.doctor.hardware import cards, limits, machine, usable_cores

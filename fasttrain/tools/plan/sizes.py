@@ -217,7 +217,7 @@ def dataset_tokens(settings: config.Config) -> dict[str, float] | None:
     unnamed = data.path is None and not data.mixture and settings.model.vocab not in (None, DEFAULT_VOCAB)
     if unnamed or not is_here(data):
         return None
-    from fasttrain.data import training_data  # torch, which a plan does without otherwise
+    from fasttrain.data.datasets import training_data  # torch, which a plan does without otherwise
 
     return {name: float(len(dataset.split("train"))) for name, dataset in training_data(data).datasets.items()}
 
@@ -230,7 +230,7 @@ def vocab_of(settings: config.Config) -> int:
     if data.path is None and not data.mixture:
         needed = DEFAULT_VOCAB
     elif is_here(data):
-        from fasttrain.data import training_data
+        from fasttrain.data.datasets import training_data
 
         needed = training_data(data).first.vocab
     elif data.vocab:

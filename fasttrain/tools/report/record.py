@@ -14,14 +14,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fasttrain.checkpoint import Checkpoint, committed_paths
+from fasttrain.checkpoint.committed import Checkpoint, committed_paths
 from fasttrain.checkpoint.retention import quarantined
 from fasttrain.config_toml import flat, from_toml
 from fasttrain.data.segments import read_segments
 from fasttrain.events import ENDS, FAILURES, STARTS, Event, EventKind
 from fasttrain.flops import num_parameters
 from fasttrain.fs import is_locked
-from fasttrain.metrics import read_evaluations, read_events, read_validations
+from fasttrain.metrics.jsonl import read_evaluations, read_events, read_validations
 from fasttrain.rundir import RunDir
 from fasttrain.schema import build, parse
 from fasttrain.tools.report.columns import Columns, columns_of

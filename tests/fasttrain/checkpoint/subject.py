@@ -17,8 +17,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from fasttrain import config
-from fasttrain.checkpoint import Checkpoint, Saved
-from fasttrain.checkpoint.saver import Checkpoints
+from fasttrain.checkpoint.committed import Checkpoint
+from fasttrain.checkpoint.saver import Checkpoints, Saved
 from fasttrain.fs import FileChecksum, sha256_of
 from fasttrain.model import Decoder
 from fasttrain.optim.optimizer import make_optimizer, make_scaler

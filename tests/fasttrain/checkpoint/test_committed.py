@@ -13,8 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain.checkpoint import Checkpoint, committed_paths, find, list_checkpoints, newest_valid
-from fasttrain.checkpoint.committed import NAME, directory_name
+from fasttrain.checkpoint.committed import (
+    NAME,
+    Checkpoint,
+    committed_paths,
+    directory_name,
+    find,
+    list_checkpoints,
+    newest_valid,
+)
 from fasttrain.fs import HashedFile
 from tests.fasttrain.checkpoint.subject import NO_TENSORS
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from fasttrain.checkpoint import Checkpoint, compare
+from fasttrain.checkpoint import compare
+from fasttrain.checkpoint.committed import Checkpoint
 from fasttrain.checkpoint.compare import Difference, differences, names
 from tests.fasttrain.checkpoint.subject import checksums
 

@@ -11,9 +11,10 @@ import pytest
 import torch.distributed as dist
 
 from fasttrain import config
-from fasttrain.checkpoint import Checkpoint, Checkpoints, before_run, checkpoint_bytes, list_checkpoints, quarantine
-from fasttrain.checkpoint.disk_space import before_save
-from fasttrain.checkpoint.retention import expendable
+from fasttrain.checkpoint.committed import Checkpoint, list_checkpoints
+from fasttrain.checkpoint.disk_space import before_run, before_save, checkpoint_bytes
+from fasttrain.checkpoint.retention import expendable, quarantine
+from fasttrain.checkpoint.saver import Checkpoints
 from fasttrain.flops import state_bytes
 from fasttrain.fs import HashedFile, free_bytes
 from fasttrain.optimizers import OPTIMIZERS, OptimizerKind

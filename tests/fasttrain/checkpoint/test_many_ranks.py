@@ -15,7 +15,11 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from fasttrain import config
-from fasttrain.checkpoint import Checkpoint, Checkpoints, Failed, Saved, newest_valid, quarantine, restore, saver
+from fasttrain.checkpoint import saver
+from fasttrain.checkpoint.committed import Checkpoint, newest_valid
+from fasttrain.checkpoint.retention import quarantine
+from fasttrain.checkpoint.saver import Checkpoints, Failed, Saved
+from fasttrain.checkpoint.state import restore
 from fasttrain.fs import HashedFile
 from tests.fasttrain.checkpoint.subject import FACTS, KEEP_ALL, Subject, assert_equal, run_ranks
 

@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 
-from fasttrain.checkpoint import Checkpoint, find
-from fasttrain.checkpoint.committed import _digest
+from fasttrain.checkpoint.committed import Checkpoint, _digest, find
 from fasttrain.checkpoint.metadata import NAME, read_metadata
 from fasttrain.checkpoint.state import TensorReader, saved_tensors
 from fasttrain.cli import main

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasttrain import config
-from fasttrain.checkpoint import Checkpoint, find, list_checkpoints, quarantine
-from fasttrain.checkpoint.retention import clear_leftovers, delete, expendable
+from fasttrain.checkpoint.committed import Checkpoint, find, list_checkpoints
+from fasttrain.checkpoint.retention import clear_leftovers, delete, expendable, quarantine
 
 
 def checkpoint(step: int, loss: float | None = None, name: str | None = None) -> Checkpoint:

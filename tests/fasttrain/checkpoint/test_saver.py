@@ -22,18 +22,10 @@ import torch.multiprocessing as mp
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from fasttrain import config
-from fasttrain.checkpoint import (
-    Checkpoint,
-    Checkpoints,
-    Failed,
-    Saved,
-    list_checkpoints,
-    newest_valid,
-    restore,
-    retention,
-    saver,
-)
-from fasttrain.checkpoint.state import verify_weights
+from fasttrain.checkpoint import retention, saver
+from fasttrain.checkpoint.committed import Checkpoint, list_checkpoints, newest_valid
+from fasttrain.checkpoint.saver import Checkpoints, Failed, Saved
+from fasttrain.checkpoint.state import restore, verify_weights
 from fasttrain.fs import FileChecksum, HashedFile
 from fasttrain.optim.optimizer import make_scaler, set_learning_rate
 from tests.fasttrain.checkpoint.subject import CPU, FACTS, KEEP_ALL, TINY, Subject, assert_equal, gloo

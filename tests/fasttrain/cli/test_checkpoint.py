@@ -10,7 +10,8 @@ import pytest
 import torch.distributed as dist
 
 from fasttrain import cli
-from fasttrain.checkpoint import Checkpoint, Checkpoints, list_checkpoints
+from fasttrain.checkpoint.committed import Checkpoint, list_checkpoints
+from fasttrain.checkpoint.saver import Checkpoints
 from fasttrain.fs import HashedFile, exclusive_lock
 from fasttrain.rundir import RunDir
 from tests.fasttrain.checkpoint.subject import KEEP_ALL, NO_TENSORS, Subject, gloo

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from fasttrain import cli
-from fasttrain.data import Dataset
-from fasttrain.metrics import read_evaluations, read_validations
+from fasttrain.data.dataset import Dataset
+from fasttrain.metrics.jsonl import read_evaluations, read_validations
 from fasttrain.tools.trained_model import load_model
 from tests.fasttrain.tools.generate.models import in_transformers
 from tests.ranks import run_ranks

@@ -1,4 +1,4 @@
-"""Help and mistakes answer at once: in under a second of CPU time, and without torch."""
+"""Help, mistakes, and commands that need no tensor: in under a second of CPU time, and without torch."""
 
 import resource
 import subprocess
@@ -29,14 +29,14 @@ CODE = (
     "import sys; from fasttrain.cli import main\n"
     "try: code = main({words!r})\n"
     "except SystemExit as end: code = end.code\n"
-    "sys.exit(77 if 'torch' in sys.modules else code)"
+    "sys.exit(77 if {heavy!r} & sys.modules.keys() else code)"
 )
 
 
-def call(words: list[str]) -> tuple[int, float, str]:
-    """Exit code, seconds of CPU time, what it says."""
+def call(words: list[str], *heavy: str) -> tuple[int, float, str]:
+    """Exit code, seconds of CPU time, what it says; code 77: it has imported torch, or what else is heavy."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    code = CODE.format(words=words)
+    code = CODE.format(words=words, heavy={"torch", *heavy})
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -64,6 +64,20 @@ def test_a_mistake_in_an_argument_answers_at_once(words):
     code, seconds, said = call(words)
     assert code == 2, said
     assert said
+    assert seconds < LIMIT
+
+
+def test_checkpoints_are_listed_at_once(small_run):
+    code, seconds, said = call(["checkpoint", "list", str(small_run)], "numpy")
+    assert code == 0, said
+    assert "2 in" in said
+    assert seconds < LIMIT
+
+
+def test_a_report_is_written_at_once(small_run, tmp_path):
+    code, seconds, said = call(["report", str(small_run), "--out", str(tmp_path / "x.html")])
+    assert code == 0, said
+    assert (tmp_path / "x.html").stat().st_size > 10_000
     assert seconds < LIMIT
 
 

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 
 from fasttrain import cli
-from fasttrain.checkpoint import Checkpoint
+from fasttrain.checkpoint.committed import Checkpoint
 from fasttrain.cli.parse import load
 from fasttrain.config import Config
 from fasttrain.recipes import RECIPES

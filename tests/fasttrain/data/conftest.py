@@ -3,7 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fasttrain.data import Dataset, DatasetWriter
+from fasttrain.data.dataset import Dataset
+from fasttrain.data.writer import DatasetWriter
 
 SEPARATOR = 0
 

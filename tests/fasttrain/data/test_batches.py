@@ -11,7 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain.data import IGNORED, Batch, Batches, DataCursor, MixtureComponent, Prefetcher, Skip, TokenStream
+from fasttrain.data.batches import IGNORED, Batch, Batches, MixtureComponent, Prefetcher
+from fasttrain.data.cursor import DataCursor, Skip
+from fasttrain.data.stream import TokenStream
 
 LENGTHS = [7, 1, 1, 30, 2, 5, 8, 8, 8, 1, 40, 3, 16, 9]  # of documents, separator included
 

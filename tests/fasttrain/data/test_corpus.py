@@ -8,8 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fasttrain.data import Dataset, corpus, holds_out, open_dataset, standard_library
+from fasttrain.data import corpus
+from fasttrain.data.corpus import standard_library
+from fasttrain.data.dataset import Dataset
+from fasttrain.data.datasets import open_dataset
 from fasttrain.data.prepare.tokenizer import SEPARATOR
+from fasttrain.data.writer import holds_out
 
 NAME = f"stdlib-{platform.python_version()}-bpe4096-v{corpus.RECIPE}"
 
@@ -131,7 +135,8 @@ def test_without_locks_the_first_to_complete_wins(tmp_path, sources, monkeypatch
 BUILD = """
 import sys
 from pathlib import Path
-from fasttrain.data import Dataset, standard_library
+from fasttrain.data.corpus import standard_library
+from fasttrain.data.dataset import Dataset
 dataset = Dataset(standard_library(Path(sys.argv[1]), sources=Path(sys.argv[2])))
 dataset.verify()
 print(dataset.digest)

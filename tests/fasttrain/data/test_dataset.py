@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ import numpy as np
 import pytest
 
 import fasttrain.data.stream
-from fasttrain.data import Batches, Dataset, DatasetWriter, TokenStream, holds_out, open_dataset
-from fasttrain.data.dataset import RECORD, Manifest, SourceFile, Split
-from fasttrain.data.stream import DocumentIndex
+from fasttrain.data.batches import Batches
+from fasttrain.data.dataset import RECORD, Dataset, Manifest, SourceFile, Split
+from fasttrain.data.datasets import open_dataset
+from fasttrain.data.stream import DocumentIndex, TokenStream
+from fasttrain.data.writer import DatasetWriter, holds_out
 from fasttrain.fs import FileChecksum
 
 AGAIN = "copy it again, or prepare the dataset again"
@@ -330,6 +333,25 @@ def test_the_ends_of_many_documents_are_those_of_an_array(tmp_path, monkeypatch)
     positions = np.arange(-1, ends[-1] + 2, 7)
     for side in ("left", "right"):
         assert found.searchsorted(positions, side=side).tolist() == ends.searchsorted(positions, side=side).tolist()
+
+
+@pytest.mark.parametrize("cached", [True, False], ids=["in memory", "not in memory"])
+def test_many_windows_are_asked_for_at_once_where_they_are_not_in_memory(tmp_path, monkeypatch, cached):
+    tokens = np.arange(10_000, dtype="<u2")
+    tokens.tofile(tmp_path / "tokens")
+    stream = TokenStream([tmp_path / "tokens"], [10_000], None, dtype=np.dtype("uint16"))
+
+    def preadv(file: int, buffers: Sequence[bytearray], place: int, flags: int) -> int:
+        if not cached and place > 5000:  # one of them
+            raise BlockingIOError
+        return len(buffers[0])
+
+    asked = []
+    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(fasttrain.data.stream, "advise", lambda _, advice, begins, size: asked.extend(begins))
+    starts = np.arange(0, 9000, 30)
+    assert (stream.windows(starts, 7) == tokens[starts[:, None] + np.arange(7)]).all()
+    assert asked == ([] if cached else (2 * starts).tolist())
 
 
 def test_a_deleted_file_is_still_read_and_a_truncated_one_is_an_error_that_names_it(tmp_path):

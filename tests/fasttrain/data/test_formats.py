@@ -21,7 +21,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from fasttrain.data import IGNORED, Batches, Dataset, Described, ExternalDataset, TokenStream, open_dataset
+from fasttrain.data.batches import IGNORED, Batches
+from fasttrain.data.dataset import Dataset
+from fasttrain.data.datasets import open_dataset
+from fasttrain.data.formats.dataset import Described, ExternalDataset
+from fasttrain.data.stream import TokenStream
 
 EOT = 50256
 AGAIN = "copy it again, or write it again"

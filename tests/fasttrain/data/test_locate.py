@@ -12,7 +12,9 @@ import pytest
 
 from fasttrain import cli, config
 from fasttrain.config import PrepareConfig
-from fasttrain.data import Batches, DataCursor, Skip, training_data
+from fasttrain.data.batches import Batches
+from fasttrain.data.cursor import DataCursor, Skip
+from fasttrain.data.datasets import training_data
 from fasttrain.data.locate import SPLIT, documents_from, locate, occurrences, step_of_token, text_of
 from fasttrain.data.prepare import prepare
 from fasttrain.data.segments import DataSegment, append_segment, read_segments, segment_at, with_absolute_paths

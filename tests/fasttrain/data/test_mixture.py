@@ -14,8 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasttrain import config
-from fasttrain.data import Batches, DataCursor, MixtureComponent, TokenStream, training_data
+from fasttrain.data.batches import Batches, MixtureComponent
+from fasttrain.data.cursor import DataCursor
+from fasttrain.data.datasets import training_data
 from fasttrain.data.order import BLOCK, Mixture, MixturePart
+from fasttrain.data.stream import TokenStream
 
 EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
 FROZEN = [1, 0, 1, 1, 0, 1, 0, 2, 0, 2, 1, 1, 0, 1, 1, 1]

@@ -10,9 +10,10 @@ import torch
 
 import fasttrain.hf.names
 import fasttrain.model
-from fasttrain.checkpoint import Checkpoint, find, restore
-from fasttrain.data import DatasetWriter
+from fasttrain.checkpoint.committed import Checkpoint, find
+from fasttrain.checkpoint.state import restore
 from fasttrain.data.prepare.tokenizer import plain_bytes
+from fasttrain.data.writer import DatasetWriter
 from fasttrain.hf.export import describe
 from fasttrain.model import Decoder
 from tests.ranks import run_ranks

@@ -22,10 +22,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fasttrain.checkpoint.state
 import fasttrain.hf.export
-from fasttrain.checkpoint import find
+from fasttrain.checkpoint.committed import find
 from fasttrain.cli import main
 from fasttrain.cli.export import main as command
-from fasttrain.data import Dataset
+from fasttrain.data.dataset import Dataset
 from fasttrain.hf.export import describe, export
 from fasttrain.hf.names import to_huggingface
 from tests.fasttrain.hf.small import ROWS, SEPARATOR, SEQUENCE, SIZES, VARIANTS, dataset, last, train

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 import fasttrain.hf.load
 import fasttrain.train.setup
-from fasttrain.checkpoint import find
+from fasttrain.checkpoint.committed import find
 from fasttrain.cli.parse import load
 from fasttrain.cli.plan import main as plan_command
 from fasttrain.config import Config
@@ -30,7 +30,8 @@ from fasttrain.events import Anomaly, Event, EventKind
 from fasttrain.hf.config import TAKEN
 from fasttrain.hf.export import describe, export
 from fasttrain.hf.names import to_huggingface
-from fasttrain.metrics import StepRecord, read_metrics
+from fasttrain.metrics.jsonl import read_metrics
+from fasttrain.metrics.record import StepRecord
 from fasttrain.model import Decoder
 from fasttrain.monitor import Monitor
 from fasttrain.recipes import RECIPES

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch.distributed.checkpoint as dcp
 
-from fasttrain.checkpoint import Checkpoint
+from fasttrain.checkpoint.committed import Checkpoint
 from fasttrain.config import Config, ModelConfig
 from fasttrain.config_toml import to_toml
 from fasttrain.model import Decoder
@@ -23,7 +23,7 @@ VOCAB, SHARD = 2048, 10_000_000  # the largest tensor has 2 MB
 MEASURED = """
 import json, sys, torch
 from pathlib import Path
-from fasttrain.checkpoint import find
+from fasttrain.checkpoint.committed import find
 from fasttrain.hf.export import describe, export
 
 def resident(name):

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fasttrain.metrics import hardware, peak_flops, used_memory
+from fasttrain.metrics import hardware
+from fasttrain.metrics.hardware import peak_flops, used_memory
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -123,7 +124,7 @@ def test_peak_memory_of_a_process_counts_what_was_freed():
 
 
 def test_the_memory_of_the_process_that_started_ours_does_not_count():
-    code = "import torch; from fasttrain.metrics import used_memory; print(used_memory(torch.device('cpu')))"
+    code = "import torch; from fasttrain.metrics.hardware import used_memory; print(used_memory(torch.device('cpu')))"
     large = torch.ones(250_000_000)
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(child.stdout) < large.nbytes < used_memory(CPU)

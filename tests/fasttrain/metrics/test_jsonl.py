@@ -8,8 +8,7 @@ import time
 import pytest
 
 from fasttrain.events import Event
-from fasttrain.metrics import read_metrics, read_validations
-from fasttrain.metrics.jsonl import JsonLines, LineFile, last_step
+from fasttrain.metrics.jsonl import JsonLines, LineFile, last_step, read_metrics, read_validations
 from fasttrain.rundir import RunDir
 
 

@@ -16,8 +16,7 @@ from fasttrain.config import Config, LogConfig
 from fasttrain.config_toml import to_toml
 from fasttrain.events import Event
 from fasttrain.metrics import logger as record
-from fasttrain.metrics import read_metrics, read_validations
-from fasttrain.metrics.jsonl import JsonLines
+from fasttrain.metrics.jsonl import JsonLines, read_metrics, read_validations
 from fasttrain.metrics.logger import SinkOptions, Sinks
 from fasttrain.metrics.tensorboard import TensorBoard
 from fasttrain.metrics.weights_and_biases import WeightsAndBiases

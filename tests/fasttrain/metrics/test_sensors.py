@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.metrics import GpuSensors
 from fasttrain.metrics import hardware as sensors
+from fasttrain.metrics.hardware import GpuSensors
 
 CUDA = torch.device("cuda")
 

@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.metrics import StepTimer, step_timer
+from fasttrain.metrics import step_timer
+from fasttrain.metrics.step_timer import StepTimer
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

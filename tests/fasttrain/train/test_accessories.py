@@ -16,7 +16,7 @@ import fasttrain.metrics.logger
 import fasttrain.tools.profiling
 import fasttrain.tools.report.page
 import fasttrain.train.validate
-from fasttrain.metrics import read_metrics
+from fasttrain.metrics.jsonl import read_metrics
 from fasttrain.metrics.tensorboard import TensorBoard
 from fasttrain.train import main
 from tests.runs import command, curve, events, train

@@ -7,7 +7,8 @@ from typing import Any
 from unittest.mock import patch
 
 from fasttrain.events import Event, EventKind
-from fasttrain.metrics import Note, RunLogger, StepRecord, ValidationRecord
+from fasttrain.metrics.logger import RunLogger
+from fasttrain.metrics.record import Note, StepRecord, ValidationRecord
 from tests.runs import train
 
 

@@ -18,14 +18,14 @@ import fasttrain.distributed.parallelize
 import fasttrain.model
 import fasttrain.train.loop
 import fasttrain_kernels
-from fasttrain.checkpoint import list_checkpoints
+from fasttrain.checkpoint.committed import list_checkpoints
 from fasttrain.config import ModelConfig, ParallelConfig
-from fasttrain.data import open_dataset
+from fasttrain.data.datasets import open_dataset
 from fasttrain.data.locate import locate
 from fasttrain.data.order import samples_at
 from fasttrain.distributed.parallelize import parallelize
 from fasttrain.distributed.runtime import start
-from fasttrain.metrics import read_metrics, read_validations
+from fasttrain.metrics.jsonl import read_metrics, read_validations
 from fasttrain.model import Decoder
 from fasttrain.train import main
 from fasttrain.train.state import TrainState

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,14 +16,17 @@ import pytest
 import torch
 
 import fasttrain.train.setup
-from fasttrain.checkpoint import list_checkpoints
-from fasttrain.data import Batch, Batches, DataCursor, Skip
+from fasttrain.checkpoint.committed import Checkpoint, list_checkpoints
+from fasttrain.checkpoint.metadata import NAME, read_metadata
+from fasttrain.data.batches import Batch, Batches
+from fasttrain.data.cursor import DataCursor, Skip
 from fasttrain.data.segments import read_segments
 from fasttrain.events import Anomaly, ExitCode
-from fasttrain.metrics import read_metrics
+from fasttrain.metrics.jsonl import read_metrics
 from fasttrain.train import main
-from fasttrain.train.rollback import skip_after
+from fasttrain.train.rollback import skipped_after
 from fasttrain.train.state import Progress
+from tests.fasttrain.checkpoint.test_metadata import signed_again
 from tests.ranks import run_ranks
 
 RUN = [
@@ -198,7 +203,7 @@ def test_a_run_whose_checkpoints_are_all_from_the_spike_stops_and_loses_nothing(
     few = ["--checkpoint.every", 2, "--checkpoint.keep_last", 1, "--checkpoint.keep_best", False]
     with poisoned(range(70, 76)):
         assert train(tmp_path, *few) == ExitCode.STOPPED
-    assert "no checkpoint is from before that" in events(tmp_path, "stop")[0]["text"]
+    assert "no valid checkpoint is from before that" in events(tmp_path, "stop")[0]["text"]
     assert list_checkpoints(tmp_path / "checkpoints")  # not set aside
 
 
@@ -219,11 +224,82 @@ def test_a_run_that_began_at_another_runs_checkpoint_goes_back_there(tmp_path):
     assert [line["step"] for line in read_metrics(tmp_path / "b")] == list(range(67, 91))
 
 
+def with_other_metadata(path: Path) -> None:
+    metadata = Checkpoint.read(path).metadata
+    signed_again(path, (path / NAME).read_bytes(), metadata=metadata | dict(monitor={}))
+
+
+def with_another_step(path: Path) -> None:
+    metadata = Checkpoint.read(path).metadata
+    progress = metadata["progress"] | dict(step=7)
+    signed_again(path, (path / NAME).read_bytes(), metadata=metadata | dict(progress=progress))
+
+
+def with_another_name(path: Path) -> None:
+    metadata = read_metadata(path, Checkpoint.read(path).files)
+    names = metadata.state_dict_metadata
+    names["model.other.weight"] = names.pop("model.embedding.weight")
+    signed_again(path, pickle.dumps(metadata))
+
+
+def with_moments_of_nothing(path: Path) -> None:
+    metadata = read_metadata(path, Checkpoint.read(path).files)
+    names = metadata.state_dict_metadata
+    names["optimizer.other.weight.exp_avg"] = names.pop("optimizer.embedding.weight.exp_avg")
+    signed_again(path, pickle.dumps(metadata))
+
+
+CHANGES = {
+    with_other_metadata: "is not of a run of fasttrain: metadata.monitor",
+    with_another_step: "is not of a run of fasttrain: metadata.progress.step is 7, and step 60",
+    with_another_name: "embedding.weight is absent there and (4096, 32) in the model; use the model section",
+    with_moments_of_nothing: "holds optimizer.other.weight.exp_avg, and the model has no other.weight",
+}
+
+
+def changing(change: Callable[[Path], None], path: Path, *, place: int):
+    """Change a checkpoint while a run is at a place of the data."""
+    at = Batches.at
+
+    def noticed(batches: Batches, step: int) -> Batch:
+        if batches._first_sample(step) // batches._sequences == place and path not in done:
+            done.append(path)
+            change(path)
+        return at(batches, step)
+
+    done: list[Path] = []
+    return patch.object(Batches, "at", noticed)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_checkpoint_that_a_run_would_not_resume_from_is_passed_over(tmp_path, change):
+    """Its checksums are right: somebody has changed it who can compute them."""
+    with poisoned(range(70, 75)), changing(change, tmp_path / "checkpoints" / "step-00000060", place=72):
+        assert train(tmp_path, "--checkpoint.background", False) == 0
+    (corrupt,) = events(tmp_path, "corrupt checkpoint")
+    assert CHANGES[change] in corrupt["text"]
+    (back,) = events(tmp_path, "rollback")
+    assert "step-00000040" in back["text"]
+    assert [line["step"] for line in read_metrics(tmp_path)] == list(range(1, 91))
+
+
+def test_another_runs_checkpoint_is_verified_before_a_run_goes_back_there(tmp_path):
+    assert train(tmp_path / "a", "--batch.steps", 66, "--checkpoint.every", 0) == 0
+    (origin,) = list_checkpoints(tmp_path / "a" / "checkpoints")
+    with poisoned(range(70, 75)), changing(with_other_metadata, origin.path, place=72):
+        options = ["--resume", tmp_path / "a", "--checkpoint.every", 0]
+        assert train(tmp_path / "b", *options) == ExitCode.STOPPED
+    (corrupt,) = events(tmp_path / "b", "corrupt checkpoint")
+    assert "is not of a run of fasttrain" in corrupt["text"]
+    assert "no valid checkpoint is from before that" in events(tmp_path / "b", "stop")[0]["text"]
+    assert not events(tmp_path / "b", "rollback")
+
+
 def test_the_skip_begins_before_the_rise_and_not_before_the_checkpoint():
     anomaly = Anomaly(kind="spike", steps=5, step=101)
     assert anomaly.first == 96
-    assert skip_after(anomaly, restored=80, completed=102) == Skip(94, 8)
-    assert skip_after(anomaly, restored=95, completed=102) == Skip(95, 7)
+    assert skipped_after(anomaly, restored=80, completed=102) == range(94, 102)
+    assert skipped_after(anomaly, restored=95, completed=102) == range(95, 102)
 
 
 def test_a_first_loss_that_cannot_be_is_an_event(tmp_path):

@@ -24,11 +24,11 @@ import fasttrain.train.control
 import fasttrain.train.loop
 import fasttrain.train.setup
 import fasttrain.train.step
-from fasttrain.checkpoint import list_checkpoints
+from fasttrain.checkpoint.committed import list_checkpoints
 from fasttrain.cli import main as commands
 from fasttrain.events import ExitCode
 from fasttrain.fs import HashedFile
-from fasttrain.metrics import read_events, read_metrics
+from fasttrain.metrics.jsonl import read_events, read_metrics
 from fasttrain.model import Block
 from fasttrain.monitor.mfu import MfuMonitor
 from fasttrain.train import main

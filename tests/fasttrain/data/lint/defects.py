@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from fasttrain.data import Dataset, DatasetWriter
+from fasttrain.data.dataset import Dataset
 from fasttrain.data.lint import LintFinding, LintReport
+from fasttrain.data.writer import DatasetWriter
 
 SEPARATOR, PAD = 256, 257
 VOCAB = 258

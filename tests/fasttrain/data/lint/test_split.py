@@ -10,8 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fasttrain.data import Dataset, ExternalDataset, TokenStream, open_dataset
+from fasttrain.data.dataset import Dataset
+from fasttrain.data.datasets import open_dataset
+from fasttrain.data.formats.dataset import ExternalDataset
 from fasttrain.data.lint import lint
+from fasttrain.data.stream import TokenStream
 from tests.fasttrain.data.lint.defects import PAD, SEPARATOR, VOCAB, documents, faults, found, write
 
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from fasttrain.data import ExternalDataset, TokenStream
+from fasttrain.data.formats.dataset import ExternalDataset
 from fasttrain.data.lint import lint
 from fasttrain.data.lint.tokens import corruption_in
+from fasttrain.data.stream import TokenStream
 from tests.fasttrain.data.lint.defects import (
     PAD,
     SEPARATOR,

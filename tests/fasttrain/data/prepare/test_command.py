@@ -7,7 +7,7 @@ import pytest
 
 from fasttrain import cli
 from fasttrain.cli import data_prepare
-from fasttrain.data import Dataset
+from fasttrain.data.dataset import Dataset
 from fasttrain.units import clock
 
 

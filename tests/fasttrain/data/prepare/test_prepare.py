@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from fasttrain.config import PrepareConfig
-from fasttrain.data import Dataset, holds_out
+from fasttrain.data.dataset import Dataset
 from fasttrain.data.prepare import prepare
 from fasttrain.data.prepare.tokenizer import SEPARATOR
+from fasttrain.data.writer import holds_out
 
 ALL = PrepareConfig(validation=0, shortest=1)
 TEXTS = [f"Document {i} says: naïve “text” and {'more ' * (i % 7)}\nof it, {i * 37}.\n" for i in range(60)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fasttrain.config import PrepareConfig
-from fasttrain.data import Dataset
+from fasttrain.data.dataset import Dataset
 from fasttrain.data.prepare import preparation, prepare
 from fasttrain.data.prepare.preparation import locked, work_directory_of
 from fasttrain.data.prepare.workers import in_order

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers, processors
 
 from fasttrain.config import PrepareConfig
-from fasttrain.data import Dataset
+from fasttrain.data.dataset import Dataset
 from fasttrain.data.prepare import prepare
 from fasttrain.data.prepare import tokenizer as tokenizers
 from fasttrain.data.prepare.tokenizer import (

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from fasttrain.metrics import read_metrics
+from fasttrain.metrics.jsonl import read_metrics
 from fasttrain.train import main
 from fasttrain.train.state import TrainState
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from fasttrain import cli
-from fasttrain.metrics import read_evaluations
+from fasttrain.metrics.jsonl import read_evaluations
 from fasttrain.tools.trained_model import load_model
 from tests.fasttrain.tools.generate.models import in_transformers
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from fasttrain.data import standard_library
-from fasttrain.metrics import read_metrics
+from fasttrain.data.corpus import standard_library
+from fasttrain.metrics.jsonl import read_metrics
 
 RUN = [
     "--recipe", "tiny", "--model.layers", "3", "--model.hidden", "192", "--model.heads", "6", "--model.ffn", "512",

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fasttrain.metrics import read_metrics
+from fasttrain.metrics.jsonl import read_metrics
 from fasttrain.tools.report.columns import AROUND, Columns, bucket_starts, bucketed
 from tests.fasttrain.tools.report.made import write_lines
 
