@@ -63,7 +63,8 @@ def train_step(
     # Counted on the host, before the copy: only the sum over ranks is the device's work.
     valid = sum(int((micro.targets != IGNORED).sum()) for micro in micro_batches)
     counted = math.nan if flags.read_failed else valid  # nan makes the loss of all ranks nan, and skips the update
-    totals = _to_device([counted, *flags], runtime.device)
+    counts = torch.tensor([counted, *flags], dtype=torch.float64, pin_memory=runtime.device.type == "cuda")
+    totals = counts.to(runtime.device, non_blocking=True)  # from pageable memory the host would wait for the device
     dist.all_reduce(totals, group=runtime.dp_group)
     timer.mark("wait")  # for the last rank to get here
     num_tokens = totals[0].to(torch.float32)
@@ -101,12 +102,6 @@ def seed_step(seed: int, step: int, dp_rank: int) -> None:
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(number)
-
-
-def _to_device(values: list[float], device: torch.device) -> Tensor:  # float64
-    """From pinned memory: otherwise the host would wait for all work that the device has been given."""
-    host = torch.tensor(values, dtype=torch.float64, pin_memory=device.type == "cuda")
-    return host.to(device, non_blocking=True)
 
 
 def _to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
