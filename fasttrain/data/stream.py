@@ -63,7 +63,7 @@ class TokenStream:
         self.document_ends: Any = index
         if isinstance(index, Path):
             file = TokenFile(index, np.dtype("<i8"))
-            self.document_ends = document_ends(len(file), file.read)
+            self.document_ends = document_ends(len(file), functools.partial(gather, file))
         last = len(self) if self.document_ends is None else int(self.document_ends[-1])
         if last != len(self):
             raise ValueError(
@@ -171,35 +171,43 @@ class TokenFile:
         return OSError(f"dataset: {self._path} is truncated: it has {size} bytes instead of {expected}; copy it again")
 
 
-def gather(read: Callable[[int, int], np.ndarray], numbers: np.ndarray) -> np.ndarray:  # (n,) -> (n,) int64
+def gather(file: TokenFile, numbers: np.ndarray) -> np.ndarray:  # (n,) -> (n,) int64
     """What a file has at these places: neighbours, those within a page, are read at once."""
-    out, breaks = np.empty(len(numbers), np.int64), np.flatnonzero(abs(np.diff(numbers)) > 512) + 1
-    for near, places in zip(np.split(numbers, breaks), np.split(out, breaks), strict=True):
-        if len(near):
-            low = int(near.min())
-            places[:] = read(low, int(near.max()) + 1)[near - low]
-    return out
+    if not len(numbers):
+        return np.empty(0, np.int64)
+    low, stop = int(numbers.min()), int(numbers.max()) + 1
+    if stop - low <= 2 * len(numbers):
+        return file.read(low, stop)[numbers - low]
+    breaks = np.flatnonzero(abs(np.diff(numbers)) > 512) + 1
+    if len(breaks) == len(numbers) - 1:  # no neighbours
+        return file.windows(numbers, 1)[:, 0]
+    return np.concatenate(
+        [file.read(int(near.min()), int(near.max()) + 1)[near - near.min()] for near in np.split(numbers, breaks)]
+    )
 
 
-def document_ends(count: int, read: Callable[[int, int], np.ndarray]) -> DocumentEnds:
-    """Where documents end, by a function that reads the ends from one document up to another."""
-    return read(0, count) if count <= HELD_ENDS else DocumentIndex(count, read)
+EndsAt = Callable[[np.ndarray], np.ndarray]  # (n,) -> (n,) int64: where the documents of these numbers end
+
+
+def document_ends(count: int, at: EndsAt) -> DocumentEnds:
+    """Where documents end: in memory, or as they are asked for."""
+    return at(np.arange(count)) if count <= HELD_ENDS else DocumentIndex(count, at)
 
 
 class DocumentIndex:
     """The ends of more documents than memory should hold: some of them, between which a block is read."""
 
-    def __init__(self, count: int, read: Callable[[int, int], np.ndarray]) -> None:
-        self._count, self._read = count, read
+    def __init__(self, count: int, at: EndsAt) -> None:
+        self._count, self._at = count, at
         self._block = max(4096, math.isqrt(count))
-        self._firsts = np.concatenate([read(number, number + 1) for number in range(0, count, self._block)])
+        self._firsts = at(np.arange(0, count, self._block))
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, numbers: Any, /) -> np.ndarray:
         """The ends of the documents of these numbers; -1 is the last one."""
-        return gather(self._read, np.atleast_1d(numbers) % self._count).reshape(np.shape(numbers))
+        return self._at(np.atleast_1d(numbers) % self._count).reshape(np.shape(numbers))
 
     def searchsorted(self, positions: np.ndarray, /, side: Literal["left", "right"]) -> np.ndarray:
         """Count, as that of an array: how many documents end before each position, or (right) at it."""
@@ -207,6 +215,6 @@ class DocumentIndex:
         found = blocks.copy()
         for first in np.unique(blocks).tolist():
             mine = np.flatnonzero(blocks == first)
-            ends = self._read(first, min(first + self._block, self._count))
+            ends = self._at(np.arange(first, min(first + self._block, self._count)))
             found[mine] += ends.searchsorted(positions[mine], side=side)
         return found

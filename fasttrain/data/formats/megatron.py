@@ -76,7 +76,7 @@ def _read(prefix: Path) -> TokenStream:
         raise corrupt(index, f"has {size} bytes {wanted}: {state}", REWRITE)
     dtype = np.dtype(TYPES[code])
     ends = Ends(index, data, dtype.itemsize, sequences, bounds)
-    return TokenStream([data], [ends.total], document_ends(bounds - 1, ends.read), dtype=dtype)
+    return TokenStream([data], [ends.total], document_ends(bounds - 1, ends.at), dtype=dtype)
 
 
 class Ends:
@@ -97,10 +97,10 @@ class Ends:
         if begin != 0 or end != sequences:
             raise corrupt(index, f"has documents from sequence {begin} to {end}, but {sequences} sequences", REWRITE)
 
-    def read(self, first: int, stop: int) -> np.ndarray:  # -> (stop - first,)
+    def at(self, numbers: np.ndarray) -> np.ndarray:  # (n,) -> (n,)
         """The ends of these documents: where the sequence lies that begins the next one."""
-        sequences = np.clip(self._bounds.read(first + 1, stop + 1), 0, self._sequences)
-        offsets = gather(self._offsets.read, np.minimum(sequences, self._sequences - 1)) // self._width
+        sequences = np.clip(gather(self._bounds, numbers + 1), 0, self._sequences)
+        offsets = gather(self._offsets, np.minimum(sequences, self._sequences - 1)) // self._width
         return np.where(sequences == self._sequences, self.total, offsets)
 
 
