@@ -122,8 +122,10 @@ class _StepMemory:
         self.lse = 4 * model.heads * (2 if self.a == 4 and device == "cpu" else 1)  # bytes of a token
         # The CPU implementation of swiglu's gradient has three intermediate results, unless the compiler fuses them
         self.intermediate = 3 * model.ffn if device == "cpu" and not compiled else 0
-        # fasttrain.distributed.parallelize leaves a single fp32 rank alone: nothing is gathered or cast
+        # fasttrain.distributed.parallelize leaves a single fp32 rank alone: nothing is gathered or cast. In another
+        # precision it holds copies of all weights, always, and casts gradients in place of reducing them.
         self.sharded = dp_size > 1 or precision != "fp32"
+        self.cast = dp_size == 1 and self.sharded
         self.S = max(dp_size // parallel.dp_replicate, 1)
         counts = num_parameters(model, vocab)
         self.P, self.P_block, self.P_root = counts.total, counts.blocks // model.layers, counts.total - counts.blocks
@@ -136,7 +138,7 @@ class _StepMemory:
         self.table = 4 * model.head_dim * settings.data.sequence  # cosines and sines
         # FSDP: the root's weights, a block's, and all those that are not given back after their forward
         self.root, self.block = (self.a * size if self.sharded else 0.0 for size in (self.P_root, self.P_block))
-        self.kept = 0.0 if parallel.reshard_after_forward else self.block * self.L
+        self.kept = 0.0 if parallel.reshard_after_forward and not self.cast else self.block * self.L
         # Gradients of earlier micro-batches: whole in fp32, or their shards where every micro-batch reduces
         several = batch.sequences // (batch.micro * dp_size) > 1
         self.accumulated = several * 4 * self.P / (1 if parallel.grad_reduce == "last" else self.S)
@@ -159,13 +161,14 @@ class _StepMemory:
         at_work: float = self.M * self.a * (3 * self.C + 3 * self.F)  # at a block's last matmul
         if self.parallel.recompute != "full":
             at_work = max(self.block_saved, at_work)
-        yield self._at("between steps")
+        copies = (self.root + self.kept) * self.cast
+        yield self._at("between steps", fsdp=copies)
         for l in range(L):
             yield self._at(
                 f"forward of block {l + 1}",
                 activations=below + l * self.block_saved + at_work,
                 gradients=self.accumulated,
-                fsdp=self.root + (self.kept * (l + 1) / L if self.kept else min(2, L - l) * self.block),
+                fsdp=copies or self.root + (self.kept * (l + 1) / L if self.kept else min(2, L - l) * self.block),
             )
         saved, gradients = below + L * self.block_saved, self.accumulated
         loss, fsdp = self._loss_forward(), self.root + self.kept
@@ -180,18 +183,18 @@ class _StepMemory:
         gradients = self._reduced(L) + (1 if self.sharded and self.model.tied_head else 2) * self.head
         if self.sharded:
             gradients += 4 * self.P_root / self.S
-            fsdp = 4 * self.P_root + self.root
+            fsdp = copies or 4 * self.P_root + self.root
             yield self._at("reduction of the root", activations=stream, gradients=gradients, fsdp=fsdp)
         else:
             yield self._at("gradient of the embedding", activations=stream, gradients=gradients)
-        yield self._at("optimizer", gradients=4 * self.P / self.S, fsdp=self.update)
+        yield self._at("optimizer", gradients=4 * self.P / self.S, fsdp=self.update + copies)
 
     def _backward(self, l: int, saved: float) -> dict[str, float]:
         """The parts of a block's backward where it holds most."""
         a, P_block, done = self.a, self.P_block, self.L - 1 - l
         gradients = self._reduced(done) + self.head
         next_block = 0.0 if self.kept else self.block * (l > 0)
-        waiting = 4 * P_block if self.sharded and done else 0.0  # the fp32 gradients of the block before
+        waiting = 4 * P_block if self.sharded and done and not self.cast else 0.0  # the fp32 gradients of the block before
         fsdp = self.root + (self.kept or self.block) + next_block + waiting
         inputs = 4 if self.parallel.recompute == "none" else 5  # recomputed: the residual stream that came in
         elements = inputs * self.C + 3 * (self.H + self.K) + 5 * self.F + self.intermediate
@@ -203,7 +206,7 @@ class _StepMemory:
         ]
         if self.sharded:  # its gradients are reduced
             activations, shard = saved + 2 * self.M * a * self.C, 4 * P_block / self.S
-            fsdp = self.root + self.kept + next_block + 4 * P_block
+            fsdp = self.root + self.kept + next_block + (0 if self.cast else 4 * P_block)
             found.append(dict(activations=activations, gradients=gradients + a * P_block + shard, fsdp=fsdp))
         return max(found, key=lambda parts: sum(parts.values()))
 
