@@ -41,7 +41,7 @@ class _CastWeights:
             if not self._copies:
                 self._make_copies()
             with torch.no_grad():
-                torch._foreach_copy_(self._copies, self._weights)
+                torch._foreach_copy_(tuple(self._copies), tuple(self._weights))
             self._put(self._copies)
             backward_follows = False
             try:
@@ -100,12 +100,12 @@ class _Gradients:
             return
         self._missing = len(self._copies)
         gradients = [torch.empty_like(weight) for weight in self._weights]
-        torch._foreach_copy_(gradients, [copy.grad for copy in self._copies])
+        torch._foreach_copy_(gradients, [copy.grad for copy in self._copies if copy.grad is not None])
         if self._weights[0].grad is None:
             for weight, gradient in zip(self._weights, gradients, strict=True):
                 weight.grad = gradient
         else:
-            torch._foreach_add_([weight.grad for weight in self._weights], gradients)
+            torch._foreach_add_([weight.grad for weight in self._weights if weight.grad is not None], gradients)
         for copy in self._copies:
             copy.grad = None
         self._on_complete()

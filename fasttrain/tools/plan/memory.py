@@ -194,7 +194,8 @@ class _StepMemory:
         a, P_block, done = self.a, self.P_block, self.L - 1 - l
         gradients = self._reduced(done) + self.head
         next_block = 0.0 if self.kept else self.block * (l > 0)
-        waiting = 4 * P_block if self.sharded and done and not self.cast else 0.0  # the fp32 gradients of the block before
+        reduces = self.sharded and not self.cast
+        waiting = 4 * P_block if reduces and done else 0.0  # the fp32 gradients of the block before
         fsdp = self.root + (self.kept or self.block) + next_block + waiting
         inputs = 4 if self.parallel.recompute == "none" else 5  # recomputed: the residual stream that came in
         elements = inputs * self.C + 3 * (self.H + self.K) + 5 * self.F + self.intermediate
@@ -206,7 +207,7 @@ class _StepMemory:
         ]
         if self.sharded:  # its gradients are reduced
             activations, shard = saved + 2 * self.M * a * self.C, 4 * P_block / self.S
-            fsdp = self.root + self.kept + next_block + (0 if self.cast else 4 * P_block)
+            fsdp = self.root + self.kept + next_block + 4 * P_block * reduces
             found.append(dict(activations=activations, gradients=gradients + a * P_block + shard, fsdp=fsdp))
         return max(found, key=lambda parts: sum(parts.values()))
 
