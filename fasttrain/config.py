@@ -189,7 +189,8 @@ class ParallelConfig(Bounded):
     dp_replicate: Annotated[int, Bounds(1, 10**6)] = 1
     """Groups of ranks that each hold all the weights; more than 1 is HSDP. Ranks of one group shard the weights."""
     reshard_after_forward: bool = True
-    """Free a block's gathered weights after each use; off: hold them until the last backward of a step (ZeRO-2)."""
+    """Free a block's gathered weights after each use; off: hold them until the last backward of a step (ZeRO-2). A
+    single rank holds bf16 or fp16 weights also where they take at most 1 GiB."""
     grad_reduce: Literal["last", "every"] = "last"
     """When accumulated gradients are reduced within a group: after the last micro-batch, which needs memory for whole
     gradients, or after every one. Between groups it is always the last."""
@@ -209,6 +210,11 @@ class ParallelConfig(Bounded):
             f"parallel.dp_replicate ({self.dp_replicate}) must divide the number of ranks, {ranks}; set it to "
             f"{smaller}, or start a multiple of {self.dp_replicate} ranks"
         )
+
+    def holds_copies(self, num_parameters: int) -> bool:
+        """Whether a single rank has low-precision copies of all weights at once, cast in one launch a step; otherwise
+        FSDP makes and frees those of one block after the other."""
+        return not self.reshard_after_forward or 2 * num_parameters <= 2**30
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,10 +35,13 @@ def parallelize(model: Decoder, parallel: config.ParallelConfig, runtime: Runtim
     """Make a model on the meta device ready for its ranks. `to_empty` and weights follow."""
     for block in model.blocks:
         block.forward = _prepared(block.forward, parallel.recompute, compiled)
-    if runtime.world_size == 1:  # nothing to shard: fully_shard would only copy every weight twice a step
-        if runtime.dtype != torch.float32:
+    if runtime.world_size == 1:  # nothing to shard
+        num_parameters = sum(weight.numel() for weight in model.parameters())
+        if runtime.dtype == torch.float32:
+            return
+        if parallel.holds_copies(num_parameters):
             cast_weights(model, runtime.dtype, units=list(model.blocks), methods=_INFERENCE)
-        return
+            return
     precision = MixedPrecisionPolicy(
         param_dtype=None if runtime.dtype == torch.float32 else runtime.dtype,
         reduce_dtype=torch.float32,

@@ -123,12 +123,12 @@ class _StepMemory:
         # The CPU implementation of swiglu's gradient has three intermediate results, unless the compiler fuses them
         self.intermediate = 3 * model.ffn if device == "cpu" and not compiled else 0
         # fasttrain.distributed.parallelize leaves a single fp32 rank alone: nothing is gathered or cast. In another
-        # precision it holds copies of all weights, always, and casts gradients in place of reducing them.
+        # precision it may hold copies of all weights, always, and cast gradients in place of reducing them.
         self.sharded = dp_size > 1 or precision != "fp32"
-        self.cast = dp_size == 1 and self.sharded
         self.S = max(dp_size // parallel.dp_replicate, 1)
         counts = num_parameters(model, vocab)
         self.P, self.P_block, self.P_root = counts.total, counts.blocks // model.layers, counts.total - counts.blocks
+        self.cast = dp_size == 1 and self.sharded and parallel.holds_copies(counts.total)
         self.head = self.a * vocab * model.hidden  # the gradient of the head, there from the backward of the loss on
         self.states = optimizer_bytes(model, vocab, settings.optim.kind)
         self.update = OPTIMIZERS[settings.optim.kind].whole_matrices * 2 * model.hidden * model.ffn * self.a

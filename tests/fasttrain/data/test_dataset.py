@@ -333,6 +333,13 @@ def test_the_ends_of_many_documents_are_those_of_an_array(tmp_path, monkeypatch)
     positions = np.arange(-1, ends[-1] + 2, 7)
     for side in ("left", "right"):
         assert found.searchsorted(positions, side=side).tolist() == ends.searchsorted(positions, side=side).tolist()
+    for place in [*positions[::97], *ends[::4096], ends[-1]]:  # one alone is looked for by bisection
+        fresh = DocumentIndex(len(ends), lambda numbers: ends[numbers])
+        for side in ("left", "right"):
+            alone = np.array([place])
+            assert fresh._first_ends_before(alone, side) == ends[::4096].searchsorted(alone, side=side)
+            assert "_first_ends" not in vars(fresh) or side == "right"
+            assert fresh.searchsorted(alone, side=side) == ends.searchsorted(alone, side=side)
 
 
 @pytest.mark.parametrize("cached", [True, False], ids=["in memory", "not in memory"])
@@ -383,10 +390,13 @@ def test_only_the_pages_of_a_batch_are_read(tmp_path):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     before = bytes_read()
     stream = TokenStream([tmp_path / "tokens"], [len(tokens)], tmp_path / "ends", dtype=np.dtype("uint16"), separator=0)
-    opened = bytes_read()
-    assert opened - before < ends.nbytes / 7  # a page of the index in eight
-    Batches(stream, sequence=2048, sequences=64, seed=0, document_mask=True).at(0)
-    assert bytes_read() - opened < 64 * 80 * 1024  # for a window: 3 pages, and those of its documents in the index
+    assert bytes_read() - before < ends.nbytes / 7  # a page of the index in eight, here or with the first batch
+    batches = Batches(stream, sequence=2048, sequences=64, seed=0, document_mask=True)
+    batches.at(0)
+    first = bytes_read()
+    assert first - before < ends.nbytes / 7 + 64 * 80 * 1024
+    batches.at(1)
+    assert bytes_read() - first < 64 * 80 * 1024  # for a window: 3 pages, and those of its documents in the index
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from fasttrain.config import BatchConfig, Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig
+from fasttrain.flops import num_parameters
 from fasttrain.recipes import RECIPES
 from fasttrain.tools.plan.memory import PARTS, memory, planned_chunk
 from fasttrain_kernels import loss_chunk
@@ -88,6 +89,19 @@ def test_what_saves_memory_saves_memory():
     assert peak() < peak(accumulation=2, grad_reduce="every") < peak(accumulation=2)
     assert peak() < peak(reshard_after_forward=False)
     assert peak() < peak(loss="plain")
+
+
+def test_one_rank_holds_copies_of_a_small_model_s_weights_and_of_others_only_if_asked():
+    def fsdp(layers, **parallel):
+        given = Config(model=ModelConfig(layers=layers, hidden=2048, ffn=8192), parallel=ParallelConfig(**parallel))
+        moments = memory(given, vocab=VOCAB, dp_size=1, device="cuda", process=0).moments
+        return [m.parts["fsdp"] / (2 * num_parameters(given.model, VOCAB).total) for m in moments]
+
+    assert fsdp(4) == fsdp(4, reshard_after_forward=False)  # 0.5 GiB
+    assert set(fsdp(4)) == {1.0}
+    assert fsdp(40)[0] == 0
+    assert max(fsdp(40)) < 0.2
+    assert set(fsdp(40, reshard_after_forward=False)) == {1.0}
 
 
 def test_whole_logits_cost_ten_bytes_each():
