@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import time
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+_SECOND = "the second run"
 
 
 def peak_on_cpu(run: Callable[[], Any]) -> int:
@@ -16,11 +18,13 @@ def peak_on_cpu(run: Callable[[], Any]) -> int:
     """
     with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
         run()  # the profiler misses what is freed but was not allocated before it
-        begin = time.time_ns()
-        run()
-    events = [(e.start_ns(), e.nbytes()) for e in profile.kineto_results.events() if e.name() == "[memory]"]
+        with torch.profiler.record_function(_SECOND):  # its begin is of the profiler's own clock
+            run()
+    events = profile.kineto_results.events()
+    begin = next(event.start_ns() for event in events if event.name() == _SECOND)
+    sizes = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
     held = highest = 0
-    for _, size in sorted(e for e in events if e[0] >= begin):
+    for _, size in sorted((e for e in sizes if e[0] >= begin), key=operator.itemgetter(0)):
         held += size
         highest = max(highest, held)
     return highest
