@@ -1,5 +1,6 @@
 """Datasets as they are written and read, what is wrong with one, and where its documents came from."""
 
+import itertools
 import json
 import os
 import re
@@ -8,7 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -331,15 +332,13 @@ def test_the_ends_of_many_documents_are_those_of_an_array(tmp_path, monkeypatch)
     for numbers in (np.arange(3), np.array([-1, 7, 19_999, 8, 5000]), np.empty(0, np.int64)):
         assert found[numbers].tolist() == ends[numbers].tolist()
     positions = np.arange(-1, ends[-1] + 2, 7)
-    for side in ("left", "right"):
+    sides: list[Literal["left", "right"]] = ["left", "right"]
+    for side in sides:
         assert found.searchsorted(positions, side=side).tolist() == ends.searchsorted(positions, side=side).tolist()
-    for place in [*positions[::97], *ends[::4096], ends[-1]]:  # one alone is looked for by bisection
-        fresh = DocumentIndex(len(ends), lambda numbers: ends[numbers])
-        for side in ("left", "right"):
-            alone = np.array([place])
-            assert fresh._first_ends_before(alone, side) == ends[::4096].searchsorted(alone, side=side)
-            assert "_first_ends" not in vars(fresh) or side == "right"
-            assert fresh.searchsorted(alone, side=side) == ends.searchsorted(alone, side=side)
+    for place, side in itertools.product([*positions[::97], *ends[::4096], ends[-1]], sides):
+        alone, fresh = np.array([place]), DocumentIndex(len(ends), lambda numbers: ends[numbers])
+        assert fresh.searchsorted(alone, side=side) == ends.searchsorted(alone, side=side)
+        assert "_first_ends" not in vars(fresh)  # it was bisected
 
 
 @pytest.mark.parametrize("cached", [True, False], ids=["in memory", "not in memory"])
