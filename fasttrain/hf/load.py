@@ -18,6 +18,7 @@ from fasttrain.data.dataset import read_tokenizer
 from fasttrain.data.datasets import TrainingData
 from fasttrain.hf.names import INDEX, SINGLE, parts
 from fasttrain.model import Decoder
+from fasttrain.schema import parse
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 READABLE = ("F32", "BF16", "F16")
@@ -136,7 +137,7 @@ def _files(directory: Path) -> dict[str, Path]:
         raise FileNotFoundError(f"from_hf: {directory} has neither {SINGLE} nor {INDEX}; download the weights too")
     try:
         if index.exists():
-            places = json.loads(index.read_text("utf-8"))["weight_map"]
+            places = parse(index.read_text("utf-8"))["weight_map"]
             files = {name: directory / file for name, file in places.items()}
         else:
             with safe_open(single, framework="pt") as file:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fasttrain.data.dataset import read_tokenizer, tokenizer_errors
+from fasttrain.schema import parse
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -134,7 +135,7 @@ def _separator(tokenizer: Tokenizer, path: Path, asked: str | None) -> str:
 def _setting(path: Path, name: str) -> Any:
     """What a JSON file says, if it can be read."""
     try:
-        return json.loads(path.read_text("utf-8"))[name]
+        return parse(path.read_text("utf-8"))[name]
     except (OSError, ValueError, TypeError, LookupError):
         return None
 

@@ -8,7 +8,6 @@ extreme gets lost, whatever the size of a bucket. Around the steps that matter, 
 bucket of its own, so that a look from nearby shows what happened.
 """
 
-import json
 import math
 import os
 from collections.abc import Iterable
@@ -18,6 +17,8 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from fasttrain.schema import parse
 
 EXACT = ("step", "time", "tokens")  # float64; figures are float32, for half of the memory
 _BYTES = 1 << 21  # to a chunk
@@ -73,7 +74,7 @@ class Columns:
         pending: list[dict[str, Any]] = []
         for data in lines:
             try:
-                line = json.loads(data)
+                line = parse(data)
                 step = float(line["step"])
             except (ValueError, TypeError, KeyError):  # torn by a kill, or by a full disk
                 continue

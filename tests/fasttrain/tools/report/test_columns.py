@@ -145,3 +145,11 @@ def test_a_bucket_without_a_finite_value_is_a_gap():
     values = np.array([1.0, np.nan, np.inf, 4.0])
     assert bucketed(values, np.array([0, 1, 3])).mean.tolist() == pytest.approx([1.0, np.nan, 4.0], nan_ok=True)
     assert np.isnan(bucketed(values, np.arange(4)).mean[2])
+
+
+def test_a_line_nested_beyond_reason_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 2}\n{"step": 2, "loss": ' + "[" * 100_000 + "\n" + '{"step": 3, "loss": 1}\n')
+    columns = Columns(path)
+    assert columns.refresh()
+    assert columns["step"].tolist() == [1, 3]
