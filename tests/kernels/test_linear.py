@@ -270,6 +270,8 @@ AMD = "vendor_id\t: AuthenticAMD\nflags\t\t: fma avx2 sse4a\n\nvendor_id\t: anot
     [
         (AMD, True),
         (AMD.replace("sse4a", "avx512f"), False),
+        (AMD.replace("sse4a", "avx512f").replace("flags", "cpu family\t: 25\nflags"), True),  # Zen 4
+        (AMD.replace("sse4a", "avx512f").replace("flags", "cpu family\t: 26\nflags"), False),
         (AMD.replace("AuthenticAMD", "GenuineIntel"), False),
         (AMD.replace("avx2", ""), False),
         ("Features\t: asimd\n", False),
