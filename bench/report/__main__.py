@@ -2,7 +2,7 @@
 
 python -m bench.report --out bench.html
 python -m bench.report --markdown
-python -m bench.report --write README.md        between <!-- bench --> and <!-- /bench -->
+python -m bench.report --write README.md        of the hardware measured last, between <!-- bench --> and <!-- /bench -->
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def main(argv: list[str] | None = None) -> int:
         "--out", type=Path, metavar="FILE", help="write the page here; bench.html if nothing is asked for"
     )
     parser.add_argument("--markdown", action="store_true", help="print the table")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table between the marks of this file")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="put the table of the last hardware between the marks of this file"
+    )
     parser.add_argument("--results", type=Path, default=HISTORY, metavar="FOLDER", help="stored runs")
     asked = parser.parse_args(argv)
     if not asked.results.is_dir():
@@ -33,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         if asked.markdown:
             print(markdown(found))
         if asked.write:
-            changed = write(asked.write, markdown(found))
+            changed = write(asked.write, markdown(found[:1]))  # the newest
             print(f"{asked.write}: {'changed' if changed else 'was up to date'}", file=sys.stderr)
     except (OSError, ValueError) as error:
         parser.error(str(error))

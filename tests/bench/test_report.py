@@ -87,6 +87,7 @@ def test_writing_the_readme_twice_changes_it_once(tmp_path):
     assert once.startswith(f"before\n\n{BEGIN}\nOn A CPU")
     assert once.endswith(f"|\n{END}\n\nafter\n")
     assert "old" not in once
+    assert "H100" not in once  # measured before
     assert command.main(arguments) == 0
     assert readme.read_text() == once
     assert write(readme, "other")
