@@ -2,7 +2,7 @@
 
 python -m bench.report --out bench.html
 python -m bench.report --markdown
-python -m bench.report --write README.md        of the hardware measured last, between <!-- bench --> and <!-- /bench -->
+python -m bench.report --write README.md        of the hardware measured last, between the two marks of a file
 """
 
 from __future__ import annotations
