@@ -198,6 +198,8 @@ class ParallelConfig(Bounded):
     """torch.compile each block; auto: where a compiler is installed and the run is long enough to pay for it."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations to recompute in backward; selective: all but matmuls and attention."""
+    cuda_graph: bool = False
+    """Capture the whole step of one GPU and replay it, so that the host launches once a step; not with fp16."""
     timeout: Annotated[int, Bounds(1, 10**7)] = 600
     """Seconds within which all ranks have ended when one of them died or hangs."""
 
@@ -214,7 +216,7 @@ class ParallelConfig(Bounded):
     def holds_copies(self, num_parameters: int) -> bool:
         """Whether a single rank has low-precision copies of all weights at once, cast in one launch a step; otherwise
         FSDP makes and frees those of one block after the other."""
-        return not self.reshard_after_forward or 2 * num_parameters <= 2**30
+        return self.cuda_graph or not self.reshard_after_forward or 2 * num_parameters <= 2**30
 
 
 @dataclass(frozen=True, kw_only=True)

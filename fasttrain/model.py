@@ -78,6 +78,7 @@ class Block(nn.Module):
         sin: Tensor,  # (S, D/2) float32
         positions: Tensor | None = None,  # (B, T) or (T,)
         cu_seqlens: Tensor | None = None,  # (num_docs + 1,) int32
+        documents: Tensor | None = None,  # (2, B * T) int32, of cu_seqlens
         past: Past | None = None,
     ) -> tuple[Tensor, Tensor]:  # (B, T, C), (B, T, C)
         if cos.dtype != torch.float32:
@@ -88,16 +89,18 @@ class Block(nn.Module):
         heads = self.qkv(normed).unflatten(-1, (sum(self.heads), self.head_dim))
         q, k, v = heads.split(self.heads, dim=-2)
         q, k = kernels.qk_norm_rope(q, k, self.q_norm, self.k_norm, cos, sin, positions=positions, eps=self.eps)
-        heads = self._attend(q, k, v, cu_seqlens) if past is None else past.attend(q, k, v)
+        heads = self._attend(q, k, v, cu_seqlens, documents) if past is None else past.attend(q, k, v)
         attended = self.attention_out(heads.flatten(-2))
         normed, residual = kernels.add_rms_norm(self._drop(attended), residual, self.ffn_norm, eps=self.eps)
         fed = self.down(kernels.swiglu(self.gate_up(normed)))
         return kernels.add_rms_norm(self._drop(fed), residual, self.next_norm, eps=self.eps)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> Tensor:  # (B, T, H, D)
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, documents: Tensor | None
+    ) -> Tensor:  # (B, T, H, D)
         if not (self.training and self.attention_dropout):
-            return kernels.attention(q, k, v, cu_seqlens=cu_seqlens)
-        if cu_seqlens is not None:
+            return kernels.attention(q, k, v, cu_seqlens=cu_seqlens, documents=documents)
+        if documents is not None:
             raise ValueError(
                 f"Block: attention_dropout {self.attention_dropout} cannot be combined with cu_seqlens; set "
                 "data.document_mask to false or model.attention_dropout to 0"
@@ -162,6 +165,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = model
         self.sequence = sequence
+        self.pads_documents = False  # cu_seqlens ends with empty ones: blocks know documents by their bounds alone
         self.embedding = nn.Embedding(vocab, model.hidden)
         self.first_norm = nn.Parameter(torch.empty(model.hidden))
         self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
@@ -210,10 +214,12 @@ class Decoder(nn.Module):
         if cu_seqlens is not None and not torch.compiler.is_compiling():
             # Batches differ in their number of documents: compiled blocks are for any, from the first one on.
             torch._dynamo.maybe_mark_dynamic(cu_seqlens, 0)
+        documents = None if cu_seqlens is None else kernels.document_bounds(cu_seqlens, tokens.numel())
+        cu_seqlens = None if self.pads_documents else cu_seqlens
         residual = self.embedding(tokens)
         normed = kernels.rms_norm(residual, self.first_norm, eps=self.config.norm_eps)
         for block, known in zip(self.blocks, past or [None] * len(self.blocks), strict=True):
-            normed, residual = block(normed, residual, self.cos, self.sin, positions, cu_seqlens, known)
+            normed, residual = block(normed, residual, self.cos, self.sin, positions, cu_seqlens, documents, known)
         return normed
 
     def _tied_weight(self) -> Tensor | None:

@@ -51,6 +51,10 @@ class Batch:
     cu_seqlens: Tensor | None  # (N + 1,) int32
     error: str = ""  # why it could not be read; it has no targets then
 
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """Of the model."""
+        return self.tokens, self.targets, self.cu_seqlens, self.positions
+
     def split(self, rows: int) -> list[Batch]:
         """Micro-batches of `rows` samples each."""
         B = len(self.tokens)
@@ -61,6 +65,14 @@ class Batch:
     def pin_memory(self) -> Batch:
         """Copy to memory that a GPU can read while both sides continue."""
         return self._apply(Tensor.pin_memory)
+
+    def pad_documents(self) -> Batch:
+        """The same documents, followed by as many empty ones as there can be: cu_seqlens has one length for all."""
+        if self.cu_seqlens is None:
+            return self
+        padded = self.cu_seqlens.new_full((self.tokens.numel() + 1,), self.tokens.numel())
+        padded[: len(self.cu_seqlens)] = self.cu_seqlens
+        return replace(self, cu_seqlens=padded)
 
     def to(self, device: torch.device | str) -> Batch:
         """Copy to `device`; the host does not wait for the copy where memory is pinned."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:  # imported when there are ranks: commands that only look at checkpoints do without
     import torch.distributed as dist
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -53,6 +54,14 @@ def on_main(group: dist.ProcessGroup | None, work: Callable[[], T]) -> T:
     """The result of work() on rank 0, on all ranks."""
     result = on_all(group, lambda: work() if rank_in(group) == 0 else None)[0]
     return result  # type: ignore[return-value]
+
+
+def sum_over_ranks(tensor: Tensor, group: dist.ProcessGroup) -> None:
+    """In place; the host does not wait for a device."""
+    import torch.distributed as dist
+
+    if group.size() > 1:
+        dist.all_reduce(tensor, group=group)
 
 
 def text_of(error: BaseException) -> str:

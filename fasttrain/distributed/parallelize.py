@@ -33,6 +33,7 @@ _INFERENCE = ("stats", "logits")  # the model's methods beside forward
 
 def parallelize(model: Decoder, parallel: config.ParallelConfig, runtime: Runtime, *, compiled: bool) -> None:
     """Make a model on the meta device ready for its ranks. `to_empty` and weights follow."""
+    model.pads_documents = parallel.cuda_graph
     for block in model.blocks:
         block.forward = _prepared(block.forward, parallel.recompute, compiled)
     if runtime.world_size == 1:  # nothing to shard

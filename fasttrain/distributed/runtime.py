@@ -9,6 +9,7 @@ before it, and glibc would give blocks beyond 32 MB back to the system. The next
 """
 
 import ctypes
+import hashlib
 import os
 import resource
 import shutil
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fasttrain import config
@@ -198,6 +200,26 @@ def _store_of_this_start(rank: int, world_size: int, timeout: timedelta) -> dist
 
 
 _NAME = "fasttrain/start"
+
+
+def seed_step(seed: int, step: int, dp_rank: int) -> None:
+    """Set the random state of a rank's step: that of its dropout."""
+    digest = hashlib.sha256(f"{seed} {step} {dp_rank}".encode()).digest()
+    number = int.from_bytes(digest[:7])
+    # Not torch.manual_seed, which on a machine without a GPU takes a millisecond to note a seed for each that may come.
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
+
+
+def to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """A copy on the host, and the event after which it is there."""
+    if values.device.type != "cuda":
+        return values.cpu(), None
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
+    ready = torch.cuda.Event()
+    ready.record()
+    return host, ready
 
 
 @contextmanager

@@ -52,7 +52,9 @@ class StepTimer:
         self._instants: list[Instant] = [self._now()]
 
     def mark(self, name: str) -> None:
-        """The time since the last mark was `name`'s."""
+        """The time since the last mark was `name`'s. Work that is captured has no marks, for it has no time."""
+        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return
         self._names.append(name)
         self._instants.append(self._now())
 

@@ -32,7 +32,7 @@ STEPS = 40  # of the median that says whether steps are slow
 RECENT = 16  # and of those that say why: by the time that most of the 40 are slow, all of these are
 EVERY = 10  # steps between two exchanges
 
-PHASES = ("data", "wait", "forward", "backward", "optimizer", "record", "checkpoint")  # that may become slow
+PHASES = ("data", "wait", "forward", "backward", "optimizer", "step", "record", "checkpoint")  # that may become slow
 WAIT = PHASES.index("wait")  # for other ranks
 SHARED = ("forward", "backward", "optimizer")  # phases with collectives in them, where ranks keep pace with the slowest
 SENSORS = ("sm_clock", "temperature", "power", "throttled_power", "throttled_heat", "throttled_hardware")

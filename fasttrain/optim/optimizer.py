@@ -17,7 +17,7 @@ but never a learning rate: a run that is resumed with changed settings uses the 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -82,9 +82,27 @@ def _few(gradient: Tensor) -> Tensor:
     return torch.linalg.vector_norm(gradient, dim=-1) if by_rows else gradient
 
 
-def make_optimizer(model: nn.Module, optim: config.OptimConfig, device: torch.device) -> torch.optim.Optimizer:
-    """The optimizer of a run; to be made after fully_shard, which replaces parameters."""
-    return _module(optim).make(model, optim, device)
+def make_optimizer(
+    model: nn.Module, optim: config.OptimConfig, device: torch.device, *, captured: bool = False
+) -> torch.optim.Optimizer:
+    """The optimizer of a run; to be made after fully_shard, which replaces parameters.
+
+    captured: its steps are replayed by a CUDA graph, so learning rates are on the device.
+    """
+    optimizer: torch.optim.Optimizer = _module(optim).make(model, optim, device)
+    for group in optimizer.param_groups if captured else ():
+        group.update(capturable=True, lr=torch.tensor(group["lr"], device=device))
+    return optimizer
+
+
+def tensors_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """All that its steps change or read: weights, state, learning rates on the device."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+        if isinstance(group["lr"], Tensor):
+            yield group["lr"]
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, optim: config.OptimConfig, step: int, steps: int) -> float:
@@ -92,7 +110,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, optim: config.OptimConfi
     factor = learning_rate(optim, step, steps)
     for group in optimizer.param_groups:
         settings = _module(optim).settings(optim, group["name"])
-        group.update(settings, lr=settings["lr"] * factor)
+        lr = settings.pop("lr") * factor
+        group.update(settings, lr=group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr)
     return optim.lr * factor
 
 

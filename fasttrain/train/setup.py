@@ -10,6 +10,7 @@ from fasttrain.checkpoint.state import restore
 from fasttrain.config import Config
 from fasttrain.data.datasets import training_data
 from fasttrain.data.lint.checks import suspicions
+from fasttrain.distributed.cuda_graph import make_graph
 from fasttrain.distributed.parallelize import parallelize, should_compile
 from fasttrain.distributed.runtime import Runtime
 from fasttrain.flops import flops_per_token
@@ -47,8 +48,9 @@ def prepare(settings: Config, runtime: Runtime) -> tuple[TrainState, StartReport
     tokens = settings.batch.steps * settings.batch.sequences * settings.data.sequence
     flops = tokens * flops_per_token(settings.model, vocab, settings.data.sequence)
     compiled, why_not = should_compile(settings.parallel, runtime, flops)
+    graph = make_graph(settings.parallel, runtime)
     model = _model(settings, vocab, runtime, compiled=compiled)
-    optimizer = make_optimizer(model, settings.optim, runtime.device)
+    optimizer = make_optimizer(model, settings.optim, runtime.device, captured=graph is not None)
     scaler = make_scaler(runtime.precision, runtime.device)
     peak = peak_flops(runtime.device, runtime.dtype)
     monitor = make_monitor(
@@ -75,7 +77,7 @@ def prepare(settings: Config, runtime: Runtime) -> tuple[TrainState, StartReport
     check_disk_space(settings, vocab)
     check_profile(settings.log.profile, left=settings.batch.steps - progress.step)
     state = TrainState(
-        settings=settings, runtime=runtime, data=data, model=model, optimizer=optimizer, scaler=scaler,
+        settings=settings, runtime=runtime, data=data, model=model, optimizer=optimizer, scaler=scaler, graph=graph,
         progress=progress, monitor=monitor, resumed_from=checkpoint.path if checkpoint else None,
     )  # fmt: skip
     state.batches.check_last(settings.batch.steps)

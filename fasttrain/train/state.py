@@ -17,6 +17,7 @@ from fasttrain.data.cursor import DataCursor, Skip
 from fasttrain.data.datasets import TrainingData
 from fasttrain.data.locate import documents_of
 from fasttrain.data.segments import DataSegment, append_segment, with_absolute_paths
+from fasttrain.distributed.cuda_graph import StepGraph
 from fasttrain.distributed.runtime import Runtime
 from fasttrain.metrics.hardware import versions
 from fasttrain.model import Decoder
@@ -58,6 +59,7 @@ class TrainState:
     model: Decoder
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
+    graph: StepGraph | None = None  # of the steps
     data: TrainingData
     progress: Progress
     monitor: Monitor
@@ -86,6 +88,8 @@ class TrainState:
     def micro_batches(self, step: int) -> list[Batch]:
         """A rank's micro-batches of a step."""
         micro_batches = self.batches.at_or_blank(step).split(self.settings.batch.micro)
+        if self.graph:
+            micro_batches = [micro.pad_documents() for micro in micro_batches]
         pins = self.runtime.device.type == "cuda"
         return [micro.pin_memory() for micro in micro_batches] if pins else micro_batches
 

@@ -8,20 +8,22 @@ so it does not depend on how ranks and micro-batches split the step. Every rank'
 step and rank: there is none to save, and a step that is repeated draws the same dropout.
 """
 
-import hashlib
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from fasttrain.data.batches import IGNORED, Batch
+from fasttrain.distributed.collectives import sum_over_ranks
 from fasttrain.distributed.parallelize import before_backward
+from fasttrain.distributed.runtime import seed_step as seed_step  # replaced by tests of what may happen in a step
+from fasttrain.distributed.runtime import to_host
 from fasttrain.metrics.step_timer import StepTimer
-from fasttrain.optim.optimizer import clip, gradient_norms, set_learning_rate, skip_unless_finite
+from fasttrain.optim.optimizer import clip, gradient_norms, set_learning_rate, skip_unless_finite, tensors_of
 from fasttrain.train.state import TrainState
 
 
@@ -57,22 +59,37 @@ def train_step(
 ) -> StepResult:
     """Update the model by one step."""
     settings, runtime, step = state.settings, state.runtime, state.progress.step
-    model, optimizer, scaler = state.model, state.optimizer, state.scaler
-    lr = set_learning_rate(optimizer, settings.optim, step, settings.batch.steps)
+    lr = set_learning_rate(state.optimizer, settings.optim, step, settings.batch.steps)
     seed_step(settings.seed, step, runtime.dp_rank)
     # Counted on the host, before the copy: only the sum over ranks is the device's work.
     valid = sum(int((micro.targets != IGNORED).sum()) for micro in micro_batches)
     counted = math.nan if flags.read_failed else valid  # nan makes the loss of all ranks nan, and skips the update
+    # Pinned: from pageable memory the host would wait for the device.
     counts = torch.tensor([counted, *flags], dtype=torch.float64, pin_memory=runtime.device.type == "cuda")
-    totals = counts.to(runtime.device, non_blocking=True)  # from pageable memory the host would wait for the device
-    dist.all_reduce(totals, group=runtime.dp_group)
+    inputs: list[Any] = [counts, *(tensor for micro in micro_batches for tensor in micro.inputs())]
+    work: Callable[..., Tensor] = functools.partial(_update, state, timer)
+    if state.graph:
+        values = state.graph(work, inputs, tensors_of(state.optimizer))
+        timer.mark("step")
+    else:
+        values = work(*(x if x is None else x.to(runtime.device, non_blocking=True) for x in inputs))
+    state.advance()
+    host, ready = to_host(values)
+    return StepResult(step=step + 1, lr=lr, values=host, ready=ready)
+
+
+def _update(state: TrainState, timer: StepTimer, totals: Tensor, *inputs: Any) -> Tensor:
+    """What the device does in a step, with nothing that the host would wait for; the values of a StepResult."""
+    settings, runtime = state.settings, state.runtime
+    model, optimizer, scaler = state.model, state.optimizer, state.scaler
+    sum_over_ranks(totals, runtime.dp_group)
     timer.mark("wait")  # for the last rank to get here
     num_tokens = totals[0].to(torch.float32)
     loss = torch.zeros((), dtype=torch.float32, device=runtime.device)
-    for number, micro in enumerate(micro_batches, 1):
+    micro_batches = list(zip(*[iter(inputs)] * 4, strict=True))
+    for number, (tokens, targets, cu_seqlens, positions) in enumerate(micro_batches, 1):
         before_backward(model, settings.parallel, last=number == len(micro_batches))
-        batch = micro.to(runtime.device)
-        mean = model(batch.tokens, batch.targets, batch.cu_seqlens, batch.positions).loss_sum / num_tokens
+        mean = model(tokens, targets, cu_seqlens, positions).loss_sum / num_tokens
         timer.mark("forward")
         scaler.scale(mean).backward()
         timer.mark("backward")
@@ -87,28 +104,5 @@ def train_step(
     optimizer.zero_grad()
     timer.mark("optimizer")
     loss = loss.to(torch.float64)
-    dist.all_reduce(loss, group=runtime.dp_group)
-    values = torch.cat([torch.stack([loss, norm.to(torch.float64)]), totals, norms[:-1].to(torch.float64)])
-    state.advance()
-    host, ready = _to_host(values)
-    return StepResult(step=step + 1, lr=lr, values=host, ready=ready)
-
-
-def seed_step(seed: int, step: int, dp_rank: int) -> None:
-    """Set the random state of a rank's step: that of its dropout."""
-    digest = hashlib.sha256(f"{seed} {step} {dp_rank}".encode()).digest()
-    number = int.from_bytes(digest[:7])
-    # Not torch.manual_seed, which on a machine without a GPU takes a millisecond to note a seed for each that may come.
-    torch.default_generator.manual_seed(number)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(number)
-
-
-def _to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """A copy on the host, and the event after which it is there."""
-    if values.device.type != "cuda":
-        return values.cpu(), None
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
-    ready = torch.cuda.Event()
-    ready.record()
-    return host, ready
+    sum_over_ranks(loss, runtime.dp_group)
+    return torch.cat([torch.stack([loss, norm.to(torch.float64)]), totals, norms[:-1].to(torch.float64)])

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fasttrain_kernels.modules import LinearCrossEntropyLoss as LinearCrossEntropyLoss
     from fasttrain_kernels.modules import RMSNorm as RMSNorm
     from fasttrain_kernels.modules import SwiGLU as SwiGLU
+    from fasttrain_kernels.ops.attention.intervals import document_bounds as document_bounds
     from fasttrain_kernels.ops.attention.op import attention as attention
     from fasttrain_kernels.ops.attention.op import attention_backend as attention_backend
     from fasttrain_kernels.ops.attention.op import explain_attention_backend as explain_attention_backend
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 _MODULES = {  # as above, for programs that run (tests/kernels/test_package.py compares)
     "huggingface": ("use_kernels",),
     "modules": ("Linear", "LinearCrossEntropyLoss", "RMSNorm", "SwiGLU"),
+    "ops.attention.intervals": ("document_bounds",),
     "ops.attention.op": ("attention", "attention_backend", "explain_attention_backend"),
     "ops.attention.reference": ("attention_reference",),
     "ops.linear": ("linear",),

@@ -201,8 +201,8 @@ def test_an_attention_backend_is_a_place_and_its_refusals(monkeypatch: pytest.Mo
     monkeypatch.setattr(backends, "PREFERENCE", ("fake", *backends.PREFERENCE))
     monkeypatch.setitem(backends._REFUSE, "fake", lambda request: "softcap={softcap}" if request.softcap else None)
     q = torch.randn(1, 2, 2, 16)
-    plain = backends.Request.of(q, q, None, True, None, None)
-    capped = backends.Request.of(q, q, None, True, None, 5.0)
+    plain = backends.Request.of(q, q, None, None, True, None, None)
+    capped = backends.Request.of(q, q, None, None, True, None, 5.0)
     assert backends.choose(plain, "auto") == "fake"
     assert backends.choose(capped, "auto") != "fake"
     assert backends.explain(capped)["fake"] == "softcap=5.0"

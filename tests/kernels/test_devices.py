@@ -98,7 +98,7 @@ def test_attention_stays_on_its_device():
     out, lse = blocked.forward(q, q, q, *problem)
     gradients = blocked.backward(out, q, q, q, out, lse, *problem, True, True, True)
     assert {x.device.type for x in (out, lse, *gradients)} == {"meta"}
-    assert choose(replace(Request.of(q, q, None, True, 4, None), device="mps"), "auto") == "blocked"
+    assert choose(replace(Request.of(q, q, None, None, True, 4, None), device="mps"), "auto") == "blocked"
 
 
 def test_all_ops_are_registered_for_apples_device():

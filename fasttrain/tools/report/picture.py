@@ -28,7 +28,7 @@ COLOURS = ("#0b6bb3", "#cf5c0a", "#0c8562", "#a6508f", "#a87b00", "#2b96c4", "#6
 LEVELS = {Severity.ERROR: "#c4232d", Severity.ACTION: "#6b46b3", Severity.WARNING: "#b06f00"}
 PARTS = {
     **{"data": "#e69f00", "wait": "#d9c93a", "forward": "#56b4e9"},
-    **{"backward": "#0072b2", "optimizer": "#009e73", "record": "#9aa1aa"},
+    **{"backward": "#0072b2", "optimizer": "#009e73", "step": "#0072b2", "record": "#9aa1aa"},
 }
 OTHER = "#a6508f"
 SUFFIXES = (".png", ".svg")

@@ -23,6 +23,7 @@ PLAIN = Request(
     causal=True,
     window=None,
     documents=False,
+    cu_seqlens=False,
     softcap=None,
     kernels_on_cpu=False,
 )
@@ -110,7 +111,7 @@ def test_explain_says_why_not():
         (
             dict(documents=True),
             "sdpa",
-            'attention: backend "sdpa" cannot do this (cu_seqlens); backends that can: triton',
+            'attention: backend "sdpa" cannot do this (documents); backends that can: triton',
         ),
         (
             dict(num_queries=3),

@@ -35,6 +35,7 @@ class Request:
     causal: bool
     window: int | None
     documents: bool
+    cu_seqlens: bool
     softcap: float | None
     kernels_on_cpu: bool  # inside fasttrain_kernels.testing.interpret()
 
@@ -43,6 +44,7 @@ class Request:
         q: Tensor,  # (B, T_q, H, D)
         k: Tensor,  # (B, T_k, Hkv, D)
         cu_seqlens: Tensor | None,
+        documents: Tensor | None,
         causal: bool,
         window: int | None,
         softcap: float | None,
@@ -57,7 +59,8 @@ class Request:
             head_dim=q.shape[3],
             causal=causal,
             window=window,
-            documents=cu_seqlens is not None,
+            documents=cu_seqlens is not None or documents is not None,
+            cu_seqlens=cu_seqlens is not None,
             softcap=softcap,
             kernels_on_cpu=q.device.type == "cpu" and runs_triton(q),
         )
@@ -84,6 +87,8 @@ def _refuse_flash(request: Request) -> str | None:
         return f"head dimension {{head_dim}}: it takes up to {MAX_HEAD_DIM}"
     if request.num_keys == 0:
         return "no keys"
+    if request.documents and not request.cu_seqlens:
+        return "documents without cu_seqlens"
     return None if _flash_attn_installed() else "the package flash-attn is not installed"
 
 
@@ -105,7 +110,7 @@ def _refuse_sdpa(request: Request) -> str | None:
     if request.window is not None:
         return "window={window}"
     if request.documents:
-        return "cu_seqlens"
+        return "documents"
     if request.softcap is not None:
         return "softcap={softcap}"
     if request.num_keys == 0:

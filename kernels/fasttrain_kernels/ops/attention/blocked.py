@@ -105,14 +105,14 @@ def forward(
     q: Tensor,  # (B, T_q, H, D)
     k: Tensor,  # (B, T_k, Hkv, D)
     v: Tensor,  # (B, T_k, Hkv, D)
-    cu_seqlens: Tensor | None,  # (num_docs + 1,)
+    documents: Tensor | None,  # (2, B * T_k): intervals.document_bounds
     causal: bool,
     window: int | None,
     softcap: float | None,
     scale: float,
 ) -> tuple[Tensor, Tensor]:  # (B, T_q, H, D), (S, H, B * T_q)
     """Return out and lse (see layout.empty_lse)."""
-    problem = AttentionProblem.of(q, k, cu_seqlens, causal, window, softcap, scale)
+    problem = AttentionProblem.of(q, k, documents, causal, window, softcap, scale)
     out = q.new_empty(q.shape)
     lse = empty_lse(q)
     streamed, by_row = problem.stream(out), _by_row(lse, problem)
@@ -142,7 +142,7 @@ def backward(
     v: Tensor,  # (B, T_k, Hkv, D)
     out: Tensor,  # (B, T_q, H, D)
     lse: Tensor,  # (S, H, B * T_q)
-    cu_seqlens: Tensor | None,  # (num_docs + 1,)
+    documents: Tensor | None,  # (2, B * T_k): intervals.document_bounds
     causal: bool,
     window: int | None,
     softcap: float | None,
@@ -152,7 +152,7 @@ def backward(
     need_dv: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # as q, k, v; empty where not needed
     """Return the gradients."""
-    problem = AttentionProblem.of(q, k, cu_seqlens, causal, window, softcap, scale)
+    problem = AttentionProblem.of(q, k, documents, causal, window, softcap, scale)
     heads, kv_heads = problem.num_heads, problem.num_kv_heads
     dq = q.new_empty(q.shape if need_dq else (0,))
     shapes = (k.shape, v.shape)

@@ -14,7 +14,7 @@ def forward(
     q: Tensor,  # (B, T_q, H, D)
     k: Tensor,  # (B, T_k, Hkv, D)
     v: Tensor,  # (B, T_k, Hkv, D)
-    cu_seqlens: Tensor | None,  # (num_docs + 1,)
+    documents: Tensor | None,  # (2, B * T_k): intervals.document_bounds
     causal: bool,
     window: int | None,
     softcap: float | None,
@@ -22,7 +22,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:  # (B, T_q, H, D), (2, H, B * T_q)
     """Return out and lse."""
     assert softcap is None
-    problem = AttentionProblem.of(q, k, cu_seqlens, causal, window, softcap, scale)
+    problem = AttentionProblem.of(q, k, documents, causal, window, softcap, scale)
     out, lse = q.new_empty(q.shape), empty_lse(q)
     q, k, v = (problem.stream(addressable(x)) for x in (q, k, v))
     cpp.attention_forward(_args(problem, causal, window), q, k, v, out, lse)
@@ -36,7 +36,7 @@ def backward(
     v: Tensor,  # (B, T_k, Hkv, D)
     out: Tensor,  # (B, T_q, H, D)
     lse: Tensor,  # (2, H, B * T_q)
-    cu_seqlens: Tensor | None,  # (num_docs + 1,)
+    documents: Tensor | None,  # (2, B * T_k): intervals.document_bounds
     causal: bool,
     window: int | None,
     softcap: float | None,
@@ -46,7 +46,7 @@ def backward(
     need_dv: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # as q, k, v; empty where not needed
     """Return the gradients. They share most of their work: all are computed where one is needed."""
-    problem = AttentionProblem.of(q, k, cu_seqlens, causal, window, softcap, scale)
+    problem = AttentionProblem.of(q, k, documents, causal, window, softcap, scale)
     dq, dk, dv = q.new_empty(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
     dout, q, k, v = (problem.stream(addressable(x)) for x in (dout, q, k, v))
     cpp.attention_backward(_args(problem, causal, window), dout, q, k, v, lse, (dq, dk, dv))

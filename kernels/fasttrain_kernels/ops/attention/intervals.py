@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fasttrain_kernels._launch import launch
-from fasttrain_kernels._registration import runs_triton
+from fasttrain_kernels._registration import call, register
 from fasttrain_kernels._triton import tl, triton
 
 NO_LIMIT = -1
@@ -29,6 +29,16 @@ def reach(causal: bool, window: int | None) -> tuple[int, int]:
     """The number of keys that a query sees before and after its own position, as flash-attn's window_size."""
     back = NO_LIMIT if window is None else window - 1
     return back, 0 if causal else back
+
+
+def check_cu_seqlens(cu_seqlens: Tensor) -> None:
+    """Raise unless it can be one, whatever its values."""
+    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype != torch.int32 or cu_seqlens.ndim != 1:
+        raise TypeError(
+            "attention: cu_seqlens must be a 1-D tensor of dtype torch.int32: 0 and the end of each document"
+        )
+    if cu_seqlens.shape[0] < 2:
+        raise ValueError("attention: cu_seqlens needs at least two values, 0 and the number of tokens")
 
 
 def check_documents(
@@ -68,15 +78,20 @@ def document_bounds(
     cu_seqlens: Tensor,  # (num_docs + 1,) int32
     num_tokens: int,
 ) -> Tensor:  # (2, num_tokens) int32
-    """Start and end of each token's document, computed on the device without reading it from the host."""
-    num_docs = cu_seqlens.shape[0] - 1
-    if not runs_triton(cu_seqlens):
-        cu_seqlens = cu_seqlens.cpu()  # from MPS
-        token = torch.arange(num_tokens, dtype=torch.int32)
-        document = torch.searchsorted(cu_seqlens, token, right=True).sub_(1).clamp_(0, num_docs - 1)
-        return torch.stack((cu_seqlens[document], cu_seqlens[document + 1])).clamp_(0, num_tokens)
-    bounds = torch.empty(2, num_tokens, dtype=torch.int32, device=cu_seqlens.device)
+    """Start and end of each token's document, for attention(documents=...): once for all layers.
+
+    On a GPU cu_seqlens is not read back, and so not checked: bounds outside of the tokens are clamped.
+    """
+    check_cu_seqlens(cu_seqlens)
+    return call(_document_bounds, cu_seqlens, num_tokens)
+
+
+def _bounds_triton(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
+    if cu_seqlens.device.type == "cpu":
+        check_documents(cu_seqlens, num_tokens)
+    bounds = _empty_bounds(cu_seqlens, num_tokens)
     if num_tokens:
+        num_docs = cu_seqlens.shape[0] - 1
         block, steps = 256, (num_docs - 1).bit_length()
         launch(
             _document_bounds_kernel,
@@ -92,6 +107,26 @@ def document_bounds(
     return bounds
 
 
+def _bounds_cpu(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
+    ends = cu_seqlens.cpu()  # from MPS
+    check_documents(ends, num_tokens)
+    token = torch.arange(num_tokens, dtype=torch.int32)
+    document = torch.searchsorted(ends, token, right=True).sub_(1).clamp_(0, len(ends) - 2)
+    return torch.stack((ends[document], ends[document + 1])).to(cu_seqlens.device)
+
+
+def _empty_bounds(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
+    return torch.empty(2, num_tokens, dtype=torch.int32, device=cu_seqlens.device)
+
+
+_document_bounds = register(
+    "document_bounds(Tensor cu_seqlens, SymInt num_tokens) -> Tensor",
+    triton=_bounds_triton,
+    cpu=_bounds_cpu,
+    fake=_empty_bounds,
+)
+
+
 def key_intervals(
     num_queries: int,
     num_keys: int,
@@ -104,7 +139,7 @@ def key_intervals(
     position = torch.arange(num_queries, dtype=torch.int64) + (num_keys - num_queries)
     lo, hi = torch.zeros_like(position), torch.full_like(position, num_keys)
     if documents is not None:
-        lo, hi = documents.long()
+        lo, hi = documents.cpu().long()  # from MPS
     if back != NO_LIMIT:
         lo = torch.maximum(lo, position - back)
     if ahead != NO_LIMIT:

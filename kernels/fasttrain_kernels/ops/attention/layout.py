@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fasttrain_kernels._triton import triton
-from fasttrain_kernels.ops.attention.intervals import check_documents, document_bounds, reach
+from fasttrain_kernels.ops.attention.intervals import reach
 
 _MAX_STRIDE = 2**23  # a tile of at most 256 rows then spans less than 2^31 elements
 
@@ -54,7 +54,7 @@ class AttentionProblem:
     def of(
         q: Tensor,  # (B, T_q, H, D)
         k: Tensor,  # (B, T_k, Hkv, D)
-        cu_seqlens: Tensor | None,
+        documents: Tensor | None,  # (2, B * T_k)
         causal: bool,
         window: int | None,
         softcap: float | None,
@@ -62,11 +62,7 @@ class AttentionProblem:
     ) -> AttentionProblem:
         B, T_q, H, D = q.shape
         T_k, Hkv = k.shape[1:3]
-        documents = None
-        if cu_seqlens is not None:
-            if cu_seqlens.device.type == "cpu":
-                check_documents(cu_seqlens, B * T_q)
-            documents = document_bounds(cu_seqlens, B * T_q)
+        if documents is not None:
             B, T_q, T_k = 1, B * T_q, B * T_k
         back, ahead = reach(causal, window)
         return AttentionProblem(B, T_q, T_k, H, Hkv, D, back, ahead, scale, softcap or 0.0, is_exact(q), documents)

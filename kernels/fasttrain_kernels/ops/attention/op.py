@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from fasttrain_kernels._checks import autocast_dtype, check_tensors, shape
 from fasttrain_kernels._registration import call, register
 from fasttrain_kernels.ops.attention import backends, blocked, cpp, triton_backward, triton_forward
+from fasttrain_kernels.ops.attention.intervals import check_cu_seqlens, document_bounds
 from fasttrain_kernels.ops.attention.layout import empty_lse
 
 
@@ -19,7 +20,7 @@ def _fake_forward(
     q: Tensor,  # (B, T_q, H, D)
     k: Tensor,
     v: Tensor,
-    cu_seqlens: Tensor | None,
+    documents: Tensor | None,
     causal: bool,
     window: int | None,
     softcap: float | None,
@@ -37,9 +38,9 @@ def _fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) ->
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, cu_seqlens, *ctx.options = inputs
+    q, k, v, documents, *ctx.options = inputs
     out, lse = output
-    ctx.save_for_backward(q, k, v, out, lse, cu_seqlens)
+    ctx.save_for_backward(q, k, v, out, lse, documents)
     ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
 
@@ -48,29 +49,31 @@ def _registered(name: str, cpu: ModuleType) -> OpOverload[..., tuple[Tensor, Ten
     """Register the op that runs this implementation on the CPU."""
     backward_op = register(
         f"{name}_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-        "Tensor? cu_seqlens, bool causal, SymInt? window, float? softcap, float scale, bool need_dq, bool need_dk, "
+        "Tensor? documents, bool causal, SymInt? window, float? softcap, float scale, bool need_dq, bool need_dk, "
         "bool need_dv) -> (Tensor, Tensor, Tensor)",
         triton=triton_backward.backward,
         cpu=cpu.backward,
         fake=_fake_backward,
+        inlined=True,
     )
 
     def gradient(ctx: Any, dout: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[:3]
         if dout is None:
             return (None,) * 8
-        q, k, v, out, lse, cu_seqlens = ctx.saved_tensors
-        grads = call(backward_op, dout, q, k, v, out, lse, cu_seqlens, *ctx.options, *needed)
+        q, k, v, out, lse, documents = ctx.saved_tensors
+        grads = call(backward_op, dout, q, k, v, out, lse, documents, *ctx.options, *needed)
         return *(grad if need else None for grad, need in zip(grads, needed, strict=True)), *(None,) * 5
 
     return register(
-        f"{name}(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, bool causal, SymInt? window, float? softcap, "
+        f"{name}(Tensor q, Tensor k, Tensor v, Tensor? documents, bool causal, SymInt? window, float? softcap, "
         "float scale) -> (Tensor, Tensor)",
         triton=triton_forward.forward,
         cpu=cpu.forward,
         fake=_fake_forward,
         backward=gradient,
         setup_context=_save,
+        inlined=True,
     )
 
 
@@ -86,6 +89,7 @@ def attention(
     causal: bool = True,
     window: int | None = None,
     cu_seqlens: Tensor | None = None,  # (num_docs + 1,) int32
+    documents: Tensor | None = None,  # (2, B * T) int32
     softcap: float | None = None,
     scale: float | None = None,
     backend: str = "auto",
@@ -97,19 +101,22 @@ def attention(
         window_size=(window - 1, 0) when causal, (window - 1, window - 1) otherwise.
     cu_seqlens: document i is tokens [cu_seqlens[i], cu_seqlens[i + 1]) of the flattened batch. Rises from 0 to B * T;
         on a GPU the values are not read back, and so not checked.
+    documents: document_bounds(cu_seqlens, B * T), for layers that share it; flash-attn needs cu_seqlens as well.
     softcap: logits become softcap * tanh(logit / softcap).
     scale: D**-0.5 by default.
     backend: "auto", "flash", "cpp", "sdpa", "triton" or "blocked"; `attention_backend` says what auto picks.
     """
-    q, k, v = _prepared(q, k, v, causal, window, cu_seqlens, softcap, scale)
+    q, k, v = _prepared(q, k, v, causal, window, cu_seqlens, documents, softcap, scale)
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    chosen = backends.choose(backends.Request.of(q, k, cu_seqlens, causal, window, softcap), backend)
+    chosen = backends.choose(backends.Request.of(q, k, cu_seqlens, documents, causal, window, softcap), backend)
     if chosen == "sdpa":
         return backends.sdpa(q, k, v, causal, scale)
     if chosen == "flash":
         return backends.flash(q, k, v, cu_seqlens, causal, window, softcap, scale)
+    if documents is None and cu_seqlens is not None:
+        documents = document_bounds(cu_seqlens, q.shape[0] * q.shape[1])
     op = _attention_cpp if chosen == "cpp" else _attention
-    return call(op, q, k, v, cu_seqlens, causal, window, softcap, scale)[0]
+    return call(op, q, k, v, documents, causal, window, softcap, scale)[0]
 
 
 def attention_backend(
@@ -120,12 +127,13 @@ def attention_backend(
     causal: bool = True,
     window: int | None = None,
     cu_seqlens: Tensor | None = None,
+    documents: Tensor | None = None,
     softcap: float | None = None,
     scale: float | None = None,
 ) -> str:
     """The backend that attention(..., backend="auto") picks for these arguments."""
-    q, k, v = _prepared(q, k, v, causal, window, cu_seqlens, softcap, scale)
-    return backends.choose(backends.Request.of(q, k, cu_seqlens, causal, window, softcap), "auto")
+    q, k, v = _prepared(q, k, v, causal, window, cu_seqlens, documents, softcap, scale)
+    return backends.choose(backends.Request.of(q, k, cu_seqlens, documents, causal, window, softcap), "auto")
 
 
 def explain_attention_backend(
@@ -136,12 +144,13 @@ def explain_attention_backend(
     causal: bool = True,
     window: int | None = None,
     cu_seqlens: Tensor | None = None,
+    documents: Tensor | None = None,
     softcap: float | None = None,
     scale: float | None = None,
 ) -> dict[str, str]:
     """Every backend in auto's order of preference, with "ok" or what it cannot do."""
-    q, k, v = _prepared(q, k, v, causal, window, cu_seqlens, softcap, scale)
-    return backends.explain(backends.Request.of(q, k, cu_seqlens, causal, window, softcap))
+    q, k, v = _prepared(q, k, v, causal, window, cu_seqlens, documents, softcap, scale)
+    return backends.explain(backends.Request.of(q, k, cu_seqlens, documents, causal, window, softcap))
 
 
 def _prepared(
@@ -151,6 +160,7 @@ def _prepared(
     causal: bool,
     window: int | None,
     cu_seqlens: Tensor | None,
+    documents: Tensor | None,
     softcap: float | None,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -167,8 +177,9 @@ def _prepared(
     for name, value in (("softcap", softcap), ("scale", scale)):
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"attention: {name}={value} must be a positive number, or None")
-    if cu_seqlens is not None:
-        _check_cu_seqlens(q, k, cu_seqlens)
+    for name, given in (("cu_seqlens", cu_seqlens), ("documents", documents)):
+        if given is not None:
+            _check_documents(name, given, q, k)
     return q, k, v
 
 
@@ -187,18 +198,15 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _check_cu_seqlens(q: Tensor, k: Tensor, cu_seqlens: Tensor) -> None:
-    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype != torch.int32 or cu_seqlens.ndim != 1:
-        raise TypeError(
-            "attention: cu_seqlens must be a 1-D tensor of dtype torch.int32: 0 and the end of each document"
-        )
-    if cu_seqlens.shape[0] < 2:
-        raise ValueError("attention: cu_seqlens needs at least two values, 0 and the number of tokens")
-    if cu_seqlens.device != q.device:
+def _check_documents(name: str, given: Tensor, q: Tensor, k: Tensor) -> None:
+    if name == "cu_seqlens":
+        check_cu_seqlens(given)
+    elif given.dtype != torch.int32 or given.shape != (2, q.shape[0] * q.shape[1]):
         raise ValueError(
-            f"attention: q is on {q.device} and cu_seqlens on {cu_seqlens.device}; move them to one device"
+            f"attention: documents {shape(given)} of {given.dtype} must be (2, B * T) of torch.int32; "
+            "document_bounds(cu_seqlens, B * T) makes it"
         )
+    if given.device != q.device:
+        raise ValueError(f"attention: q is on {q.device} and {name} on {given.device}; move them to one device")
     if q.shape[1] != k.shape[1]:
-        raise ValueError(
-            f"attention: with cu_seqlens, q {shape(q)} and k {shape(k)} must have the same number of tokens"
-        )
+        raise ValueError(f"attention: with {name}, q {shape(q)} and k {shape(k)} must have the same number of tokens")

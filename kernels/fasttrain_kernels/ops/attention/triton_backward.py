@@ -239,7 +239,7 @@ def backward(
     v: Tensor,  # (B, T_k, Hkv, D)
     out: Tensor,  # (B, T_q, H, D)
     lse: Tensor,  # (S, H, B * T_q)
-    cu_seqlens: Tensor | None,  # (num_docs + 1,)
+    documents: Tensor | None,  # (2, B * T_k): intervals.document_bounds
     causal: bool,
     window: int | None,
     softcap: float | None,
@@ -253,7 +253,7 @@ def backward(
         torch.empty(x.shape if need else (0,), dtype=x.dtype, device=x.device)
         for x, need in ((q, need_dq), (k, need_dk), (v, need_dv))
     )
-    problem = AttentionProblem.of(q, k, cu_seqlens, causal, window, softcap, scale)
+    problem = AttentionProblem.of(q, k, documents, causal, window, softcap, scale)
     dout, q, k, v, out = (addressable(problem.stream(x)) for x in (dout, q, k, v, out))
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
     sizes = (problem.num_queries, problem.num_keys)

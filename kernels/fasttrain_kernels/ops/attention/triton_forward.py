@@ -108,7 +108,7 @@ def forward(
     q: Tensor,  # (B, T_q, H, D)
     k: Tensor,  # (B, T_k, Hkv, D)
     v: Tensor,  # (B, T_k, Hkv, D)
-    cu_seqlens: Tensor | None,  # (num_docs + 1,)
+    documents: Tensor | None,  # (2, B * T_k): intervals.document_bounds
     causal: bool,
     window: int | None,
     softcap: float | None,
@@ -119,7 +119,7 @@ def forward(
     lse = empty_lse(q)
     if out.numel() == 0:
         return out, lse
-    problem = AttentionProblem.of(q, k, cu_seqlens, causal, window, softcap, scale)
+    problem = AttentionProblem.of(q, k, documents, causal, window, softcap, scale)
     q, k, v = (addressable(problem.stream(x)) for x in (q, k, v))
     tile = one_query_tile(q, problem.block_d) if problem.one_query else forward_tile(q, problem.block_d)
     num_tiles = triton.cdiv(problem.num_queries, tile.own)
