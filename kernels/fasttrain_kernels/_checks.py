@@ -24,17 +24,21 @@ def check_tensors(op: str, **tensors: Tensor | None) -> None:
     for name, tensor in tensors.items():
         if tensor is None:
             continue
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
-        if type(tensor).__name__ == "DTensor":  # by name: importing torch.distributed.tensor costs a second
-            raise TypeError(
-                f"{op}: {name} is a DTensor; kernels work on the memory of one device: call {op} inside a module "
-                f"whose parameters FSDP has gathered, or pass {name}.to_local()"
-            )
-        if tensor.dtype not in FLOAT_DTYPES and tensor.dtype != torch.float64:
-            raise TypeError(f"{op}: {name} has dtype {tensor.dtype}; supported are float32, bfloat16 and float16")
-        if tensor.dtype == torch.float64 and runs_triton(tensor):
-            raise TypeError(f"{op}: {name} is float64; the kernels compute in float32: use {op}_reference for float64")
+        if type(tensor) is not Tensor:  # the usual kind needs no question more
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
+            if type(tensor).__name__ == "DTensor":  # by name: importing torch.distributed.tensor costs a second
+                raise TypeError(
+                    f"{op}: {name} is a DTensor; kernels work on the memory of one device: call {op} inside a module "
+                    f"whose parameters FSDP has gathered, or pass {name}.to_local()"
+                )
+        if tensor.dtype not in FLOAT_DTYPES:
+            if tensor.dtype != torch.float64:
+                raise TypeError(f"{op}: {name} has dtype {tensor.dtype}; supported are float32, bfloat16 and float16")
+            if runs_triton(tensor):
+                raise TypeError(
+                    f"{op}: {name} is float64; the kernels compute in float32: use {op}_reference for float64"
+                )
         if device is None:
             device, first = tensor.device, name
         elif tensor.device != device:

@@ -13,8 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from fasttrain_kernels import _registration
-from fasttrain_kernels._triton import triton
+from fasttrain_kernels import _recorded, _registration
 
 _compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
@@ -24,7 +23,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
     if _registration.is_traced():
         torch.library.wrap_triton(kernel)[grid](*args, **constants)
         return
-    if _registration.is_simulated() or _is_observed(kernel):
+    if _registration.is_simulated() or kernel.pre_run_hooks or _recorded.is_observed():
+        _recorded.launched_by_triton()
         kernel[grid](*args, **constants)
         return
     device = torch.cuda.current_device()
@@ -35,9 +35,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
         defaults = {parameter.name: parameter.default for parameter in kernel.params}
         rest = tuple((defaults | constants)[name] for name in list(defaults)[len(args) :])
         _compiled[key] = compiled.run, compiled.function, compiled.packed_metadata, rest
+        _recorded.launched_by_triton()
         return
     run, function, metadata, rest = known
     x, y, z = (*grid, 1, 1)[:3]
+    _recorded.launched(run, (x, y, z), function, metadata, (*args, *rest))
     run(x, y, z, torch._C._cuda_getCurrentRawStream(device), function, metadata, None, None, None, *args, *rest)
 
 
@@ -48,12 +50,6 @@ def _kind(argument: Any) -> Any:
     if type(argument) is int:
         return argument == 1, argument & 15 == 0, argument >> 31
     return type(argument)
-
-
-def _is_observed(kernel: Any) -> bool:
-    """Whether somebody wants to be told of launches (a profiler), which only Triton's own launch does."""
-    hooks = triton.knobs.runtime
-    return bool(kernel.pre_run_hooks or hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls)
 
 
 P = ParamSpec("P")

@@ -19,6 +19,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
+from fasttrain_kernels._recorded import recorded
+
 
 def _digest(package: Path) -> str:
     """Hash all sources that can change a result; those of testing/ cannot."""
@@ -121,7 +123,8 @@ def register(
     def on_cpu(*args: Any) -> Any:
         return triton(*args) if _kernels_on_cpu else cpu(*args)
 
-    _LIBRARY.impl(versioned, on_device(triton), "CUDA")
+    launcher = recorded(triton)
+    _LIBRARY.impl(versioned, launcher, "CUDA")
     _LIBRARY.impl(versioned, on_cpu, "CPU")
     _LIBRARY.impl(versioned, cpu, "MPS")  # torch ops alone: what is in C++ looks at the device
     torch.library.register_fake(f"fasttrain::{versioned}", fake, lib=_LIBRARY)
@@ -131,7 +134,7 @@ def register(
     if inlined:
         _inline(versioned, triton)
     op = getattr(getattr(torch.ops.fasttrain, name), f"v{_VERSION}")
-    _DIRECT[op] = on_device(triton), _function(name, on_device(triton), backward, setup_context)
+    _DIRECT[op] = launcher, _applied(name, launcher, backward, setup_context)
     return op
 
 
@@ -168,7 +171,7 @@ def _inline(versioned: str, launcher: Callable[..., Any]) -> None:
     torch.library.register_torch_dispatch(f"fasttrain::{versioned}", FunctionalTensorMode, trace, lib=_LIBRARY)
 
 
-_DIRECT: dict[OpOverload[..., Any], tuple[Callable[..., Any], type[torch.autograd.Function]]] = {}
+_DIRECT: dict[OpOverload[..., Any], tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
 
 def call(op: OpOverload[..., Any], *args: Any) -> Any:
@@ -178,12 +181,14 @@ def call(op: OpOverload[..., Any], *args: Any) -> Any:
     """
     if torch.compiler.is_compiling() or _is_seen():
         return op(*args)
-    tensors = [a for a in args if isinstance(a, Tensor)]
-    if not all(type(t) in _PLAIN and t.is_cuda for t in tensors):
-        return op(*args)
-    launcher, function = _DIRECT[op]
-    differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    return function.apply(*args) if differentiated else launcher(*args)
+    differentiated = False
+    for a in args:
+        if isinstance(a, Tensor):
+            if type(a) not in _PLAIN or not a.is_cuda:
+                return op(*args)
+            differentiated = differentiated or a.requires_grad
+    launcher, apply = _DIRECT[op]
+    return apply(*args) if differentiated and torch.is_grad_enabled() else launcher(*args)
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -198,13 +203,13 @@ def _is_seen() -> bool:
     )
 
 
-def _function(
+def _applied(
     name: str,
     launcher: Callable[..., Any],
     backward: Callable[..., Any] | None,
     setup_context: Callable[..., None] | None,
-) -> type[torch.autograd.Function]:
-    """As torch.library makes one of an op's gradient."""
+) -> Callable[..., Any]:
+    """The op with its gradient, as torch.library makes it of them."""
 
     def forward(ctx: Any, *args: Any) -> Any:
         output = launcher(*args)
@@ -213,20 +218,9 @@ def _function(
         return output
 
     methods = dict(forward=staticmethod(forward), backward=staticmethod(backward or _refuse_gradient(name)))
-    return type(name, (torch.autograd.Function,), methods)
-
-
-def on_device(launcher: Callable[..., Any]) -> Callable[..., Any]:
-    """The launcher on the device of its tensors: Triton launches on the current one, which need not be the same."""
-
-    def launch(*args: Any) -> Any:
-        device = next(a.device for a in args if isinstance(a, Tensor))
-        if device.index == torch.cuda.current_device():
-            return launcher(*args)
-        with torch.cuda.device(device):
-            return launcher(*args)
-
-    return launch
+    function: Any = type(name, (torch.autograd.Function,), methods)
+    # Past Function.apply, which asks about functorch: `call` has asked.
+    return super(torch.autograd.Function, function).apply
 
 
 def _refuse_gradient(name: str) -> Callable[..., Any]:

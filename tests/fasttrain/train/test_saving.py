@@ -86,7 +86,7 @@ def test_a_failed_save_is_tried_again_and_the_age_of_the_last_one_shows(tmp_path
     ages = {line["step"]: line["unsaved_steps"] for line in read_metrics(tmp_path)}
     assert ages[5] == 5
     assert max(ages.values()) <= 15
-    assert ages[30] <= 6
+    assert ages[30] <= 10  # the save of step 25 may still be under way
     assert all(line["checkpoint_age"] >= 0 for line in read_metrics(tmp_path))
     warned = re.findall(r"step (\d+): warning: step \d+ is not saved: .*Input/output error", capsys.readouterr().out)
     assert warned

@@ -77,7 +77,8 @@ def test_auto_without_a_compiler(change, expected, monkeypatch):
     [
         ({}, "flash"),
         (dict(num_queries=3), "flash"),
-        (dict(documents=True, window=8, softcap=30.0), "flash"),
+        (dict(documents=True, cu_seqlens=True, window=8, softcap=30.0), "flash"),
+        (dict(documents=True), "triton"),  # bounds alone
         (dict(dtype=torch.float32), "triton"),
         (dict(device="cpu"), "sdpa"),
         (dict(head_dim=512), "sdpa"),

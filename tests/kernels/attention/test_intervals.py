@@ -1,12 +1,11 @@
 """The intervals of keys say the same as the mask of the specification, element by element."""
 
-import contextlib
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fasttrain_kernels.ops.attention import intervals
 from fasttrain_kernels.ops.attention.intervals import check_documents, document_bounds, key_intervals, reach
 from fasttrain_kernels.ops.attention.reference import visible_keys
 from fasttrain_kernels.testing import interpret
@@ -58,10 +57,10 @@ def test_the_kernel_finds_the_same_documents(lengths):
         assert torch.equal(document_bounds(cu_seqlens, sum(lengths)), expected)
 
 
-@pytest.mark.parametrize("context", [interpret, contextlib.nullcontext])
-def test_wrong_documents_cannot_lead_outside_the_tensors(context):
+def test_wrong_documents_cannot_lead_outside_the_tensors(monkeypatch):
     """A GPU does not check the values, so they must do no harm."""
-    with context():
+    monkeypatch.setattr(intervals, "check_documents", lambda cu_seqlens, num_tokens: None)
+    with interpret():
         bounds = document_bounds(torch.tensor([3, -5, 900], dtype=torch.int32), 8)
     assert bounds.min() >= 0
     assert bounds.max() <= 8

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from fasttrain_kernels import _registration, attention, attention_reference
+from fasttrain_kernels import _registration, attention, attention_reference, document_bounds
 
-DOCUMENTS = torch.tensor([0, 4, 4, 14], dtype=torch.int32)
+CU_SEQLENS = torch.tensor([0, 4, 4, 14], dtype=torch.int32)
+DOCUMENTS = document_bounds(CU_SEQLENS, 14)
 OPTIONS = {
     "causal": ("attention", None, True, None, None, 0.25),
     "documents, window, softcap": ("attention", DOCUMENTS, False, 5, 3.0, 0.25),
@@ -182,3 +183,22 @@ def test_dtensor_is_refused():
     q, k, v = tensors()
     with pytest.raises(TypeError, match="attention: k is a DTensor"):
         attention(q, k.as_subclass(DTensor), v)
+
+
+@pytest.mark.parametrize("backend", ["auto", "blocked", "cpp"])
+def test_bounds_of_documents_are_as_good_as_their_ends(backend, make):
+    """Layers that share them compute them once."""
+    inputs = make(batch=2, queries=7)
+    expected = attention(**inputs, cu_seqlens=CU_SEQLENS, backend=backend)
+    made = attention(**inputs, documents=document_bounds(CU_SEQLENS, 14), backend=backend)
+    assert torch.equal(made, expected)
+    gradients = [torch.autograd.grad(out.square().sum(), list(inputs.values())) for out in (made, expected)]
+    assert all(map(torch.equal, *gradients))
+
+
+@pytest.mark.parametrize(
+    "documents", [torch.zeros(2, 13, dtype=torch.int32), torch.zeros(2, 14), torch.zeros(14, dtype=torch.int32)]
+)
+def test_bounds_of_documents_have_one_shape(documents, make):
+    with pytest.raises(ValueError, match=r"^attention: documents \(.*must be \(2, B \* T\) of torch.int32; document_bo"):
+        attention(**make(batch=2, queries=7), documents=documents)

@@ -6,6 +6,7 @@ explain_attention_backend and for the error when a backend is asked for by name.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,7 +68,12 @@ class Request:
 
 
 def _flash_attn_installed() -> bool:
-    return importlib.util.find_spec("flash_attn") is not None
+    return _has_flash_attn()
+
+
+@functools.cache
+def _has_flash_attn() -> bool:
+    return importlib.util.find_spec("flash_attn") is not None  # which looks for files: 50 us at every call
 
 
 # All that torch.compiler.assume_constant_result does, but the decorator imports torch._dynamo, which takes seconds.
