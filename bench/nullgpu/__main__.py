@@ -1,4 +1,4 @@
-"""Run a program on the null GPU: python -m bench.nullgpu [--waits] [--kernels] [--json FILE] PROGRAM [arguments].
+"""Run a program on the null GPU: python -m bench.nullgpu [options] PROGRAM [arguments].
 
 PROGRAM: a file, or -m and a module. It runs with the Python of .venv-nullgpu (make nullgpu).
 """
@@ -27,21 +27,31 @@ def environment() -> dict[str, str]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.nullgpu", description=(__doc__ or "").partition("\n")[0])
+def options(parser: argparse.ArgumentParser) -> None:
+    """Of this command, and of bench.nullgpu.program, which it runs."""
     parser.add_argument("--waits", action="store_true", help="the Python stack of every wait of the last steps")
-    parser.add_argument("--kernels", action="store_true", help="launches by kernel")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures of every step")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures of every step; a rank adds .1, ...")
     parser.add_argument("-m", nargs=argparse.REMAINDER, metavar="MODULE", help="a module, and its arguments")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="a file, and its arguments")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.nullgpu", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kernels", action="store_true", help="launches by kernel")
+    parser.add_argument("--ranks", type=int, metavar="N", help="start N processes by torchrun, each with its GPU")
+    options(parser)
     asked = parser.parse_args()
     program = ["-m", *asked.m] if asked.m else asked.program
     if not program:
         parser.error("give a program, or -m and a module")
     given = environment() | ({"NULLGPU_KERNELS": "1"} if asked.kernels else {})
-    options = [*(["--waits"] if asked.waits else []), *(["--json", str(asked.json)] if asked.json else [])]
+    launcher = []
+    if asked.ranks:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={asked.ranks}"]
+        given["NULLGPU_DEVICES"] = str(asked.ranks)
+    kept = [*(["--waits"] if asked.waits else []), *(["--json", str(asked.json)] if asked.json else [])]
     python = str(ENVIRONMENT / "bin" / "python")
-    os.execve(python, [python, "-m", "bench.nullgpu.program", *options, "--", *program], given)
+    os.execve(python, [python, *launcher, "-m", "bench.nullgpu.program", *kept, *program], given)
 
 
 if __name__ == "__main__":

@@ -18,83 +18,45 @@ from collections import defaultdict
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent / "src"
-# soname: (source, flag, prefixes of the symbols that belong to it)
+SHARED = ("settings", "errors", "counters", "memory", "streams", "capture", "card")  # libnullgpu.so, under all others
+# Library: what its symbols begin with, and its source, where it has one. The first that matches has the symbol.
 LIBRARIES = {
-    "libcudart.so.13": ("cudart.c", "", ("cuda", "__cuda")),
-    "libcuda.so.1": ("cuda.c", "", ("cu[A-Z]",)),
-    "libnccl.so.2": ("nccl.c", "", ("nccl",)),
-    "libcublasLt.so.13": ("small.c", "cublasLt", ("cublasLt",)),
-    "libcublas.so.13": ("small.c", "cublas", ("cublas",)),
-    "libcudnn.so.9": ("small.c", "cudnn", ("cudnn",)),
-    "libcupti.so.13": ("small.c", "cupti", ("cupti",)),
-    "libnvrtc.so.13": ("small.c", "nvrtc", ("nvrtc",)),
-    "libnvidia-ml.so.1": ("small.c", "nvml", ("nvml",)),
-    "libcufft.so.12": ("small.c", "cufft", ("cufft",)),
-    "libcurand.so.10": ("small.c", "curand", ("curand",)),
-    "libcusparse.so.12": ("small.c", "cusparse", ("cusparse(?!Lt)",)),
-    "libcusparseLt.so.0": ("small.c", "cusparseLt", ("cusparseLt",)),
-    "libcusolver.so.12": ("small.c", "cusolver", ("cusolver",)),
-    "libcufile.so.0": ("small.c", "cufile", ("cuFile",)),
-    "libnvshmem_host.so.3": ("small.c", "nvshmem", ("nvshmem",)),
+    "libcublasLt.so.13": ("cublasLt", "cublasLt.c"),
+    "libcublas.so.13": ("cublas", "cublas.c"),
+    "libcusparseLt.so.0": ("cusparseLt", None),
+    "libcusparse.so.12": ("cusparse", None),
+    "libcudnn.so.9": ("cudnn", "cudnn.c"),
+    "libcufft.so.12": ("cufft", None),
+    "libcurand.so.10": ("curand", None),
+    "libcusolver.so.12": ("cusolver", None),
+    "libcufile.so.0": ("cuFile", None),
+    "libcupti.so.13": ("cupti", "cupti.c"),
+    "libcudart.so.13": ("(__)?cuda", "cudart.c"),
+    "libcuda.so.1": ("cu[A-Z]", "cuda.c"),
+    "libnccl.so.2": ("nccl", "nccl.c"),
+    "libnvrtc.so.13": ("nvrtc", "nvrtc.c"),
+    "libnvidia-ml.so.1": ("nvml", "nvml.c"),
+    "libnvshmem_host.so.3": ("nvshmem", None),
 }
-ORDER = [  # the first that matches has the symbol
-    "libcublasLt.so.13", "libcusparseLt.so.0", "libcublas.so.13", "libcudnn.so.9", "libcufft.so.12", "libcurand.so.10",
-    "libcusparse.so.12", "libcusolver.so.12", "libcufile.so.0", "libcupti.so.13", "libcudart.so.13", "libcuda.so.1",
-    "libnccl.so.2", "libnvrtc.so.13", "libnvidia-ml.so.1", "libnvshmem_host.so.3",
-]  # fmt: skip
-# Asked for by dlsym, which no symbol table shows: by torch (see `strings`), Triton's driver.c and pynvml.
-DRIVER = [
-    "cuCtxGetCurrent",
-    "cuCtxGetLimit",
-    "cuCtxSetCurrent",
-    "cuCtxSetLimit",
-    "cuDeviceGet",
-    "cuDeviceGetAttribute",
-    "cuDriverGetVersion",
-    "cuFuncSetCacheConfig",
-    "cuPointerGetAttributes",
-    "cuTensorMapEncodeIm2col",
-    "cuMemMap",
-    "cuMemSetAccess",
-    "cuMemExportToShareableHandle",
-    "cuMemImportFromShareableHandle",
-    "cuMemRetainAllocationHandle",
-    "cuMemGetAllocationPropertiesFromHandle",
-    "cuMulticastAddDevice",
-    "cuMulticastBindMem",
-    "cuMulticastCreate",
-    "cuMulticastUnbind",
-    "cuStreamWriteValue32",
-    "cuMemsetD32Async",
-    "cuCtxFromGreenCtx",
-    "cuDevResourceGenerateDesc",
-    "cuDevSmResourceSplitByCount",
-    "cuDeviceGetDevResource",
-    "cuGreenCtxCreate",
-    "cuGreenCtxDestroy",
-    "cuGreenCtxStreamCreate",
-    "cuCtxPopCurrent",
-    "cuCtxPushCurrent",
-    "cuMemGetAddressRange",
-    "cuModuleGetLoadingMode",
-    "cuDeviceGetUuid",
-    "cuGetProcAddress",
-    "cuGetExportTable",
-]
-NVML = [
-    "nvmlDeviceGetNvLinkRemoteDeviceType",
-    "nvmlDeviceGetNvLinkRemotePciInfo_v2",
-    "nvmlDeviceGetTotalEccErrors",
-    "nvmlDeviceGetMemoryErrorCounter",
-    "nvmlDeviceGetPciInfo_v3",
-    "nvmlDeviceGetEccMode",
-    "nvmlDeviceGetCurrPcieLinkGeneration",
-    "nvmlDeviceGetCurrPcieLinkWidth",
-    "nvmlDeviceGetMaxPcieLinkGeneration",
-    "nvmlDeviceGetMaxPcieLinkWidth",
-    "nvmlDeviceGetPersistenceMode",
-]
-NOT_SUPPORTED = {"cuGetExportTable": 801, "cuGetProcAddress": 801, **dict.fromkeys(NVML, 3)}
+# Looked up by name while a program runs, which no symbol table shows: by torch, by Triton's driver.c and by pynvml.
+DRIVER = """
+    cuCtxGetCurrent cuCtxGetLimit cuCtxPopCurrent cuCtxPushCurrent cuCtxSetCurrent cuCtxSetLimit
+    cuDeviceGet cuDeviceGetAttribute cuDeviceGetUuid cuDriverGetVersion cuFuncSetCacheConfig
+    cuGetExportTable cuGetProcAddress cuModuleGetLoadingMode cuPointerGetAttributes cuTensorMapEncodeIm2col
+    cuMemExportToShareableHandle cuMemGetAddressRange cuMemGetAllocationPropertiesFromHandle
+    cuMemImportFromShareableHandle cuMemMap cuMemRetainAllocationHandle cuMemSetAccess cuMemsetD32Async
+    cuMulticastAddDevice cuMulticastBindMem cuMulticastCreate cuMulticastUnbind cuStreamWriteValue32
+    cuCtxFromGreenCtx cuDevResourceGenerateDesc cuDevSmResourceSplitByCount cuDeviceGetDevResource
+    cuGreenCtxCreate cuGreenCtxDestroy cuGreenCtxStreamCreate
+""".split()  # noqa: SIM905  (a list is a line for each)
+MANAGEMENT = """
+    nvmlDeviceGetCurrPcieLinkGeneration nvmlDeviceGetCurrPcieLinkWidth nvmlDeviceGetEccMode
+    nvmlDeviceGetMaxPcieLinkGeneration nvmlDeviceGetMaxPcieLinkWidth nvmlDeviceGetMemoryErrorCounter
+    nvmlDeviceGetNvLinkRemoteDeviceType nvmlDeviceGetNvLinkRemotePciInfo_v2 nvmlDeviceGetPciInfo_v3
+    nvmlDeviceGetPersistenceMode nvmlDeviceGetTotalEccErrors
+""".split()  # noqa: SIM905  (a list is a line for each)
+NOT_SUPPORTED = {"cuGetExportTable": 801, "cuGetProcAddress": 801, **dict.fromkeys(MANAGEMENT, 3)}
+STUB = 'int {0}(void) {{ COUNT("stub:{0}"); return {1}; }}\n'
 
 
 def run(*command: str) -> str:
@@ -114,12 +76,11 @@ def needed(site: Path) -> dict[str, dict[str, str]]:
     for library in sorted((site / "torch/lib").glob("*.so*")):
         for line in run("nm", "-D", "--undefined-only", str(library)).splitlines():
             name, _, version = line.split()[-1].partition("@")
-            for soname in ORDER:
-                if any(re.match(prefix, name) for prefix in LIBRARIES[soname][2]):
-                    found[soname].setdefault(name, version)
-                    break
+            soname = next((soname for soname, (start, _) in LIBRARIES.items() if re.match(start, name)), None)
+            if soname:
+                found[soname].setdefault(name, version)
     found["libcuda.so.1"] |= dict.fromkeys(DRIVER, "")
-    found["libnvidia-ml.so.1"] |= dict.fromkeys(NVML, "")
+    found["libnvidia-ml.so.1"] |= dict.fromkeys(MANAGEMENT, "")
     return found
 
 
@@ -132,31 +93,40 @@ def main() -> None:
         sys.exit(f"there is no {asked.cuda}/include/cuda.h; give the place of CUDA 13's headers by --cuda")
     out = asked.site.resolve() / "nvidia/cu13/lib"
     out.mkdir(parents=True, exist_ok=True)
-    flags = ("-O2", "-g", "-Wall", "-fPIC", "-fvisibility=default", f"-I{SOURCES}", f"-I{asked.cuda}/include")
-    link(out / "libnullgpu.so", "gcc", *flags, "-Wl,-soname,libnullgpu.so", str(SOURCES / "core.c"), "-ldl")
+    flags = ("-O2", "-g", "-Wall", "-fPIC", f"-I{SOURCES}", f"-I{asked.cuda}/include")
     symbols = needed(asked.site)
     with tempfile.TemporaryDirectory() as work:
+        shared(out, Path(work), flags)
         stubs = sum(library(soname, symbols[soname], out, Path(work), flags) for soname in LIBRARIES)
     print(f"{len(LIBRARIES)} libraries in {out}, {stubs} of their functions only counted")
 
 
+def shared(out: Path, work: Path, flags: tuple[str, ...]) -> None:
+    """Link what all libraries share; only names that begin with nullgpu_ are seen outside."""
+    script = work / "nullgpu.map"
+    script.write_text("{ global: nullgpu_*; local: *; };\n")
+    sources = [str(SOURCES / f"{name}.c") for name in SHARED]
+    named = ("-Wl,-soname,libnullgpu.so", f"-Wl,--version-script={script}")
+    link(out / "libnullgpu.so", "gcc", *flags, *named, *sources, "-ldl", "-lpthread")
+
+
 def library(soname: str, symbols: dict[str, str], out: Path, work: Path, flags: tuple[str, ...]) -> int:
     """Link one library; the number of its stubs."""
-    source, flag, _ = LIBRARIES[soname]
-    stem = soname.split(".so")[0]
+    stem, source = soname.split(".so")[0], LIBRARIES[soname][1]
     body, stubs = work / f"{stem}.o", work / f"{stem}_stubs.c"
-    run("gcc", *flags, *([f"-DLIB_{flag}"] if flag else []), "-c", "-o", str(body), str(SOURCES / source))
-    written = {line.split()[-1] for line in run("nm", "--defined-only", "-g", str(body)).splitlines()}
+    written = set()
+    if source:
+        run("gcc", *flags, "-c", "-o", str(body), str(SOURCES / source))
+        written = {line.split()[-1] for line in run("nm", "--defined-only", "-g", str(body)).splitlines()}
     missing = sorted(set(symbols) - written)
-    stub = 'int {0}() {{ static int seen; ng_stub("{0}", &seen); return {1}; }}\n'
-    bodies = (stub.format(name, NOT_SUPPORTED.get(name, 0)) for name in missing)
-    stubs.write_text('#include "core.h"\n' + "".join(bodies))
+    bodies = (STUB.format(name, NOT_SUPPORTED.get(name, 0)) for name in missing)
+    stubs.write_text('#include "nullgpu.h"\n' + "".join(bodies))
     script = []
     if versions := sorted({version for version in symbols.values() if version}):
         (work / f"{stem}.map").write_text(f"{versions[0]} {{ global: *; }};\n")
         script = [f"-Wl,--version-script={work / f'{stem}.map'}"]
-    place = ("-Wl,-soname," + soname, *script, str(body), str(stubs), f"-L{out}", "-lnullgpu")
-    link(out / soname, "gcc", *flags, *place, "-Wl,-rpath,$ORIGIN", "-ldl")
+    parts = (*([str(body)] if source else []), str(stubs), f"-L{out}", "-lnullgpu", "-Wl,-rpath,$ORIGIN", "-ldl")
+    link(out / soname, "gcc", *flags, f"-Wl,-soname,{soname}", *script, *parts)
     alias = out / f"{stem}.so"
     alias.unlink(missing_ok=True)
     alias.symlink_to(soname)

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from bench.nullgpu.__main__ import options
+
 FIRST = 5  # steps that compile and warm up, and are not counted where there are more
 _SIZE = 1 << 22
 
@@ -84,24 +86,24 @@ class Steps:
         yield f"  {'host CPU, ms':<24} {statistics.median(warm) * 1e3:10.1f}  ({spread})"
         names = sorted({name for count in self._warm(self.counts) for name, n in count.items() if n})
         for name in names:
-            if not name.startswith(("kernel:", "stub:")) and name not in ("pid", "used", "peak"):
+            if not name.startswith(("kernel", "stub:")) and name not in ("used", "peak"):
                 yield f"  {name:<24} {self.median(name):10,.0f}"
-        for name in sorted((n for n in names if n.startswith("kernel:")), key=lambda n: -self.median(n))[:40]:
-            yield f"  {self.median(name):10,.0f}  {name.removeprefix('kernel:')[:100]}"
+        for name in sorted((n for n in names if n.startswith("kernel")), key=lambda n: -self.median(n))[:40]:
+            yield f"  {self.median(name):10,.0f}  {name[:100]}"
         yield f"allocated {self.allocated / 2**30:.2f} GiB, reserved {self.reserved / 2**30:.2f} GiB at most"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--waits", action="store_true")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("program", nargs="+")
+    parser = argparse.ArgumentParser(prog="python -m bench.nullgpu.program")
+    options(parser)
     asked = parser.parse_args()
+    rank = int(os.environ.get("RANK", 0))
     stacks = tempfile.TemporaryFile("w+") if asked.waits else None  # noqa: SIM115  (until the process ends)
     steps = Steps(Device(), waits=stacks)
     register_optimizer_step_post_hook(steps.end)
-    atexit.register(_report, steps, asked.json)
-    _run(asked.program)
+    path = asked.json and asked.json.with_name(asked.json.name + (f".{rank}" if rank else ""))
+    atexit.register(_report, steps, path, printed=rank == 0)
+    _run(["-m", *asked.m] if asked.m else asked.program)
 
 
 def _run(program: list[str]) -> None:
@@ -114,10 +116,11 @@ def _run(program: list[str]) -> None:
         runpy.run_path(program[0], run_name="__main__")
 
 
-def _report(steps: Steps, path: Path | None) -> None:
+def _report(steps: Steps, path: Path | None, *, printed: bool) -> None:
     steps.device.trace(-1)
-    print("\n".join(steps.lines()), file=sys.stderr)
-    if steps.waits:
+    if printed:
+        print("\n".join(steps.lines()), file=sys.stderr)
+    if printed and steps.waits:
         steps.waits.seek(0)
         print("waits:", steps.waits.read(), sep="\n", file=sys.stderr)
     if path:
