@@ -53,10 +53,14 @@ class Steps:
     allocated: int = 0
     reserved: int = 0
     _optimizer: object = None
+    _captured: bool = False
     _before: tuple[float, dict[str, int]] | None = None
 
     def end(self, optimizer: object, *_: object) -> None:
         """The hook: several optimizers may share a step."""
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            self._captured = True  # from now on, a replay is a step
+            return
         self._optimizer = self._optimizer or optimizer
         if optimizer is not self._optimizer:
             return
@@ -69,6 +73,17 @@ class Steps:
         self.allocated = max(self.allocated, torch.cuda.max_memory_allocated())
         self.reserved = max(self.reserved, torch.cuda.max_memory_reserved())
         self._before = time.process_time(), self.device.counters()
+
+    def end_with_replays(self) -> None:
+        """Where an optimizer's step has been captured, no hook of it is called again."""
+        replay = torch.cuda.CUDAGraph.replay
+
+        def replay_and_end(graph: torch.cuda.CUDAGraph) -> None:
+            replay(graph)
+            if self._captured:
+                self.end(self._optimizer)
+
+        torch.cuda.CUDAGraph.replay = replay_and_end  # type: ignore[method-assign]
 
     def median(self, name: str) -> float:
         return statistics.median(count.get(name, 0) for count in self._warm(self.counts))
@@ -101,6 +116,7 @@ def main() -> None:
     stacks = tempfile.TemporaryFile("w+") if asked.waits else None  # noqa: SIM115  (until the process ends)
     steps = Steps(Device(), waits=stacks)
     register_optimizer_step_post_hook(steps.end)
+    steps.end_with_replays()
     path = asked.json and asked.json.with_name(asked.json.name + (f".{rank}" if rank else ""))
     atexit.register(_report, steps, path, printed=rank == 0)
     _run(["-m", *asked.m] if asked.m else asked.program)

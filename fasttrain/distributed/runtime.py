@@ -99,6 +99,7 @@ def start(parallel: config.ParallelConfig, *, device_option: str = "parallel.dev
         raise ValueError(problem)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        torch.set_num_threads(1)  # CPU tensors are batches: threads would take milliseconds to wake for microseconds
     else:
         keep_freed_memory()
     # What is left of parallel.timeout is for finding out who is lost, so that all have ended when it is over.

@@ -49,7 +49,11 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 def used_memory(device: torch.device) -> int:
     """Peak bytes of this process: allocated by torch on a GPU, resident on a CPU."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident_memory(b"VmHWM:")
+    if device.type != "cuda":
+        return resident_memory(b"VmHWM:")
+    # Not max_memory_allocated: it flattens all of the allocator's figures first, 0.3 ms in each step.
+    peak: int = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["peak"]
+    return peak
 
 
 def resident_memory(figure: bytes = b"VmRSS:") -> int:
