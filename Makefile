@@ -1,6 +1,6 @@
 # CI runs these targets verbatim. Everything is installed into .venv by the first target that needs it.
 .DEFAULT_GOAL := help
-.PHONY: help train self-check test test-slow test-gpu test-browser test-eval test-docs test-faults test-kills test-latest nullgpu check format bench bench-save bench-long bench-report compiled static clean
+.PHONY: help train self-check test test-slow test-gpu test-browser test-eval test-docs test-faults test-kills test-latest nullgpu test-nullgpu check format bench bench-save bench-long bench-report compiled static clean
 
 VENV    ?= .venv
 PYTHON  ?= python3
@@ -81,6 +81,9 @@ static: $(VENV)/.installed-dev ## bytes, registers and widths at training shapes
 	@$(BIN)/python -m bench.static --check
 
 nullgpu: .venv-nullgpu/.installed ## a GPU that computes nothing, for python -m bench.nullgpu: launches, copies, waits, host time
+
+test-nullgpu: $(VENV)/.installed-dev ## every command on the null GPU, skipped where it is not built (make nullgpu)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/nullgpu --nullgpu -rs --durations=8
 
 .venv-nullgpu/.installed: $(VENV)/.installed-dev constraints.txt $(wildcard bench/nullgpu/src/* bench/nullgpu/build.py)
 	@echo "installing the CUDA build of torch, without CUDA, into .venv-nullgpu (0.5 GB)"

@@ -42,10 +42,28 @@ def user_errors(program: str = "fasttrain.train") -> Iterator[None]:
         if first:
             print(f"{program}: interrupted", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
+    except RuntimeError as error:
+        if not (text := out_of_memory(error, training=program == "fasttrain.train")):
+            raise
+        print(f"{program}: error: {text}", file=sys.stderr)  # also of other ranks: each has its own GPU
+        raise SystemExit(ExitCode.USER_ERROR) from error
     except (ValueError, OSError, ImportError) as error:
         if first:
             print(f"{program}: error: {_text(error)}", file=sys.stderr)
         raise SystemExit(ExitCode.USER_ERROR) from error
+
+
+def out_of_memory(error: BaseException, *, training: bool) -> str:
+    """What to say when a GPU's memory is full; empty: it is another error. Nothing here imports torch for that."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(error, torch.OutOfMemoryError):
+        return ""
+    said = str(error).partition(" Of the allocated memory")[0].removesuffix(".").replace(". ", "; ")
+    others = "see what else is on the GPU: nvidia-smi"
+    if not training:
+        return f"{said}; {others}; or use --device cpu"
+    remedy = "lower batch.micro, set parallel.recompute to selective or full, or shard the model over more GPUs"
+    return f"{said}; {remedy} (fasttrain plan says what a setting needs); {others}"
 
 
 def _text(error: Exception) -> str:

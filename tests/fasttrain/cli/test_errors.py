@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from fasttrain.cli import main
 from fasttrain.cli.errors import interruptible, user_errors
@@ -72,6 +73,25 @@ def test_errors_of_the_system_name_the_file_and_the_remedy(error, said, capsys):
         raise error
     assert end.value.code == 2
     assert capsys.readouterr().err.startswith(f"fasttrain plan: error: {said}")
+
+
+@pytest.mark.parametrize(
+    ("program", "remedy"), [("fasttrain.train", "lower batch.micro"), ("fasttrain generate", "use --device cpu")]
+)
+def test_a_full_gpu_is_an_error_with_a_remedy(program, remedy, capsys):
+    said = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has 286.10 MiB of which 16.10 MiB is free."
+    with pytest.raises(SystemExit) as end, user_errors(program):
+        raise torch.OutOfMemoryError(f"{said} Of the allocated memory 268.29 MiB is allocated by PyTorch")
+    assert end.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"{program}: error: CUDA out of memory; Tried to allocate 20.00 MiB; GPU 0 has 286.10 MiB of")
+    assert remedy in err
+    assert err.count("\n") == 1
+
+
+def test_another_error_of_the_program_keeps_its_traceback():
+    with pytest.raises(RuntimeError, match="shapes"), user_errors("fasttrain.train"):
+        raise RuntimeError("shapes differ")
 
 
 def test_handlers_are_those_of_before_afterwards():

@@ -1,0 +1,119 @@
+"""`fasttrain train` on "cuda", to its end: the host's part of it, with kernels that compute nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fasttrain.checkpoint.committed import list_checkpoints
+from fasttrain.metrics.jsonl import read_metrics
+
+STEPS = 8
+SMALL = f"""--model.layers 2 --model.hidden 64 --model.heads 2 --model.kv-heads 2 --model.head-dim 32 --model.ffn 128
+    --data.sequence 64 --data.lint off --batch.sequences 8 --batch.micro 2 --batch.steps {STEPS} --optim.warmup 2
+    --validation.every 4 --validation.sequences 4 --validation.sample-tokens 4 --checkpoint.every 4
+    --parallel.device cuda --log.tensorboard False""".split()
+EAGER = {
+    "bf16": "",
+    "fp32": "--parallel.precision fp32",
+    "fp16": "--parallel.precision fp16",
+    "selective recompute": "--parallel.recompute selective",
+    "full recompute": "--parallel.recompute full",
+    "no accumulation": "--batch.micro 8",
+    "muon": "--optim.kind muon",
+    "untied head": "--model.tied-head False",
+    "z-loss": "--optim.z-loss 1e-4",
+    "whole documents": "--data.document-mask False",
+    "profile": "--profile",
+}
+COMPILED = {
+    "compiled": "",
+    "compiled, selective recompute": "--parallel.recompute selective",
+    "compiled, full recompute": "--parallel.recompute full",
+    "compiled, muon, fp16": "--optim.kind muon --parallel.precision fp16",
+}
+SEVERAL = {
+    "two ranks": "",
+    "two ranks, every reduction": "--parallel.grad-reduce every",
+    "two ranks, weights held": "--parallel.reshard-after-forward False --parallel.recompute selective",
+    "two ranks, muon": "--optim.kind muon",
+}
+REPLICATED = {"two ranks, replicated": "--parallel.dp-replicate 2"}  # a process of its own: torch splits its group
+SEVERAL_COMPILED = {"two ranks, compiled": ""}
+
+
+def command(out: Path, data: Path, options: str, *, compiled: bool = False) -> list[str]:
+    place = ["--data.path", str(data), "--out", str(out), "--parallel.compile", "on" if compiled else "off"]
+    return ["train", *SMALL, *place, *options.split()]
+
+
+class Runs:
+    """Runs of one table, made when one of its tests asks first."""
+
+    def __init__(self, run, root, data):
+        self.run, self.root, self.data, self.answers = run, root, data, {}
+
+    def __call__(self, cases, name, *, ranks=1, compiled=False):
+        if name not in self.answers:
+            commands = [command(self.root / case, self.data, cases[case], compiled=compiled) for case in cases]
+            self.answers |= dict(zip(cases, self.run(commands, ranks=ranks), strict=True))
+        return self.answers[name], self.root / name
+
+
+@pytest.fixture(scope="module")
+def runs(run, data, tmp_path_factory):
+    return Runs(run, tmp_path_factory.mktemp("runs"), data)
+
+
+def check(answer, out, ranks=1):
+    assert "Traceback" not in answer.text, answer.text
+    assert answer.code == "0", answer.text
+    assert f"{ranks} rank{'s' * (ranks > 1)} on cuda" in answer.text
+    assert f"finished: {STEPS} steps" in answer.text
+    assert [line["step"] for line in read_metrics(out)] == list(range(1, STEPS + 1))
+    assert [checkpoint.step for checkpoint in list_checkpoints(out / "checkpoints")] == [4, 8]
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_eager(runs, name):
+    answer, out = runs(EAGER, name)
+    check(answer, out)
+    assert not (out / "profile").exists() or {path.suffix for path in (out / "profile").iterdir()} >= {".gz", ".pickle"}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled(runs, name):
+    answer, out = runs(COMPILED, name, compiled=True)
+    check(answer, out)
+    assert "blocks are compiled" in answer.text
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_two_ranks(runs, name):
+    answer, out = runs(SEVERAL, name, ranks=2)
+    check(answer, out, ranks=2)
+
+
+@pytest.mark.parametrize("name", REPLICATED)
+def test_two_replicas(runs, name):
+    answer, out = runs(REPLICATED, name, ranks=2)
+    check(answer, out, ranks=2)
+
+
+@pytest.mark.parametrize("name", SEVERAL_COMPILED)
+def test_two_ranks_compiled(runs, name):
+    answer, out = runs(SEVERAL_COMPILED, name, ranks=2, compiled=True)
+    check(answer, out, ranks=2)
+
+
+def test_a_run_resumes_on_another_number_of_ranks(run, data, tmp_path):
+    out = tmp_path / "run"
+    [first] = run([command(out, data, "--batch.steps 4")])
+    assert first.code == "0", first.text
+    [second] = run([command(out, data, "")], ranks=2)
+    [third] = run([command(out, data, "--batch.steps 12")])
+    assert second.code == third.code == "0", second.text + third.text
+    assert "step 4: resumes" in second.text
+    assert "step 8: resumes" in third.text
+    assert [line["step"] for line in read_metrics(out)] == list(range(1, 13))
