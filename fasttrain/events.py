@@ -21,7 +21,7 @@ class ExitCode(IntEnum):
 
     FINISHED = 0, "all steps are done, or `early stop`; saved"
     ERROR = 1, "an error of the program, with a traceback; report it, with config.toml and the last lines"
-    USER_ERROR = 2, "a mistake in settings, data or directory; nothing was trained, the message says what to change"
+    USER_ERROR = 2, "a mistake in settings, data or directory, or `out of memory`; the message says what to change"
     STOPPED = 3, "the monitor ended the run, or the loss is not finite: `stop`"
     NOT_SAVED = 4, "its last state is not saved: `not saved`"
     RANK_FAILURE = 5, "another rank died or hangs: `rank failure`"
@@ -101,6 +101,8 @@ class EventKind(StrEnum):
         "check the disk; `fasttrain checkpoint verify RUN` reads all checkpoints. It is not deleted")
     RANK_FAILURE = ("rank failure", Severity.ERROR, "another rank died or hangs; the run ends",
         "read that rank's log and its node's dmesg; if the rank was only slow, raise parallel.timeout")
+    OUT_OF_MEMORY = ("out of memory", Severity.ERROR, "a GPU's memory is full; the run ends",
+        "lower batch.micro, set parallel.recompute, or shard over more GPUs; it resumes from its last checkpoint")
     STOP = ("stop", Severity.ERROR, "the monitor ended the run, or the loss is not finite",
         "change what it names or lower optim.lr; resume from before it: `--resume RUN@STEP --out NEW`")
     NOT_SAVED = ("not saved", Severity.ERROR, "the run ended, and its last state is not saved",

@@ -83,7 +83,7 @@ class Steps:
             if self._captured:
                 self.end(self._optimizer)
 
-        torch.cuda.CUDAGraph.replay = replay_and_end  # type: ignore[method-assign]
+        torch.cuda.CUDAGraph.replay = replay_and_end  # type: ignore[method-assign, assignment]
 
     def median(self, name: str) -> float:
         return statistics.median(count.get(name, 0) for count in self._warm(self.counts))

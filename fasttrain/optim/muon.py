@@ -182,7 +182,11 @@ class Muon(torch.optim.Optimizer):
             weight, decay = local(p), group["lr"] * group["weight_decay"]
             if finite is not None:
                 decay, update = decay * finite, update * finite
-            weight.mul_(1 - decay).add_(update.view_as(weight), alpha=-group["lr"])
+            weight.mul_(1 - decay)
+            if isinstance(group["lr"], Tensor):  # on the device: as alpha, the host would wait for its value
+                weight.sub_(update.view_as(weight).to(weight.dtype) * group["lr"])
+            else:
+                weight.add_(update.view_as(weight), alpha=-group["lr"])
 
 
 class _Round:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from fasttrain.cli.errors import user_errors
+from fasttrain.cli.errors import out_of_memory, user_errors
 from fasttrain.cli.parse import load
 from fasttrain.distributed.elastic import mistakes_are_final
 from fasttrain.events import Event, EventKind, ExitCode
@@ -59,8 +59,8 @@ def run(settings: Config) -> int:
                 state, report = prepare(settings, runtime)
                 sets = validation_sets(state.data, settings, runtime)
             refresh = ReportRefresher(rundir) if settings.log.report and runtime.is_main else lambda running: None
-            step, tokens = state.progress.step, state.progress.tokens
-            logger = RunLogger(settings, step=step, tokens=tokens, is_main=runtime.is_main, refresh_report=refresh)
+            so_far = dict(step=state.progress.step, tokens=state.progress.tokens)
+            logger = RunLogger(settings, **so_far, is_main=runtime.is_main, refresh_report=refresh)
         stack.callback(logger.abandon)
         signals = stack.enter_context(stop_signals())
         if runtime.is_main:
@@ -69,8 +69,14 @@ def run(settings: Config) -> int:
         logger.write(at_start(state, report))
         try:
             return train(state, sets, Results(state, peak=report.peak), logger, signals)
-        except RankFailure as failure:
-            step, kind, evidence = state.progress.step, EventKind.RANK_FAILURE, dict(error=str(failure.__cause__))
-            logger.write([Event(step=step, kind=kind, text=str(failure), action="ends the run", evidence=evidence)])
-            logger.close(ExitCode.RANK_FAILURE)
-            raise
+        except (RankFailure, RuntimeError) as error:
+            kind, text, code = EventKind.RANK_FAILURE, str(error), ExitCode.RANK_FAILURE
+            if not isinstance(error, RankFailure):
+                kind, text, code = EventKind.OUT_OF_MEMORY, out_of_memory(error, training=True), ExitCode.USER_ERROR
+            if text:
+                step, evidence = state.progress.step, dict(error=str(error.__cause__ or error))
+                logger.write([Event(step=step, kind=kind, text=text, action="ends the run", evidence=evidence)])
+                logger.close(code)
+            if not text or kind is EventKind.RANK_FAILURE:
+                raise
+            return code

@@ -65,12 +65,11 @@ def _beginning(state: TrainState, report: StartReport) -> Iterator[Event]:
             yield Event(step=step, kind=EventKind.DATA, text=report.tokenizer_warning, action="continues")
         return
     lost = max(last_step(state.rundir.path) - step, 0) if runtime.is_main else 0
-    repeated = f"; {plural(lost, 'step')} are repeated" if lost else ""
-    text = f"resumes from {state.resumed_from}{repeated}"
+    text = f"resumes from {state.resumed_from}" + (f"; {plural(lost, 'step')} are repeated" if lost else "")
     evidence["lost_steps"] = lost
     yield Event(step=step, kind=EventKind.RESUME, text=text, action=f"resumes from step {step}", evidence=evidence)
+    action = "takes effect from this step on"
     for change in report.changes:
-        action = "takes effect from this step on"
         yield Event(step=step, kind=EventKind.CHANGED_SETTING, text=str(change), action=action, evidence=asdict(change))
 
 

@@ -88,10 +88,8 @@ class TrainState:
     def micro_batches(self, step: int) -> list[Batch]:
         """A rank's micro-batches of a step."""
         micro_batches = self.batches.at_or_blank(step).split(self.settings.batch.micro)
-        if self.graph:
-            micro_batches = [micro.pad_documents() for micro in micro_batches]
-        pins = self.runtime.device.type == "cuda"
-        return [micro.pin_memory() for micro in micro_batches] if pins else micro_batches
+        micro_batches = [micro.pad_documents() for micro in micro_batches] if self.graph else micro_batches
+        return [micro.pin_memory() if self.runtime.device.type == "cuda" else micro for micro in micro_batches]
 
     def epochs_at(self, step: int) -> dict[str, float]:
         """How often each component has been seen, for the logger."""

@@ -80,15 +80,14 @@ def train_step(
 
 def _update(state: TrainState, timer: StepTimer, totals: Tensor, *inputs: Any) -> Tensor:
     """What the device does in a step, with nothing that the host would wait for; the values of a StepResult."""
-    settings, runtime = state.settings, state.runtime
-    model, optimizer, scaler = state.model, state.optimizer, state.scaler
+    runtime, model, optimizer, scaler = state.runtime, state.model, state.optimizer, state.scaler
     sum_over_ranks(totals, runtime.dp_group)
     timer.mark("wait")  # for the last rank to get here
     num_tokens = totals[0].to(torch.float32)
     loss = torch.zeros((), dtype=torch.float32, device=runtime.device)
     micro_batches = list(zip(*[iter(inputs)] * 4, strict=True))
     for number, (tokens, targets, cu_seqlens, positions) in enumerate(micro_batches, 1):
-        before_backward(model, settings.parallel, last=number == len(micro_batches))
+        before_backward(model, state.settings.parallel, last=number == len(micro_batches))
         mean = model(tokens, targets, cu_seqlens, positions).loss_sum / num_tokens
         timer.mark("forward")
         scaler.scale(mean).backward()
@@ -96,13 +95,12 @@ def _update(state: TrainState, timer: StepTimer, totals: Tensor, *inputs: Any) -
         loss += mean.detach()
     scaler.unscale_(optimizer)
     norms = gradient_norms(model.norm_groups())
-    norm = clip(model.parameters(), settings.optim.clip, norms)
+    norm = clip(model.parameters(), state.settings.optim.clip, norms)
     if not scaler.is_enabled():
         skip_unless_finite(optimizer, norm)
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
     timer.mark("optimizer")
-    loss = loss.to(torch.float64)
-    sum_over_ranks(loss, runtime.dp_group)
+    sum_over_ranks(loss := loss.to(torch.float64), runtime.dp_group)
     return torch.cat([torch.stack([loss, norm.to(torch.float64)]), totals, norms[:-1].to(torch.float64)])

@@ -10,16 +10,15 @@ PLACE = "--validation.every 0 --checkpoint.every 0 --data.lint off --parallel.co
 LARGE = ["train", *SIZES.split(), *PLACE.split(), "--optim.warmup", "0"]
 FEW = "--data.sequence 32 --batch.sequences 1 --batch.micro 1"
 MANY = "--data.sequence 512 --batch.sequences 16 --batch.micro 16"
-IN_THE_LOOP = pytest.mark.xfail(strict=True, reason="fasttrain.train ends its loop with a traceback")
 
 
 @pytest.mark.parametrize(
     ("gigabytes", "options"),
     [
         pytest.param(0.3, FEW, id="model"),
-        pytest.param(1.2, MANY, id="forward", marks=IN_THE_LOOP),
-        pytest.param(1.05, FEW, id="backward", marks=IN_THE_LOOP),
-        pytest.param(1.7, FEW, id="optimizer state", marks=IN_THE_LOOP),
+        pytest.param(1.2, MANY, id="forward"),
+        pytest.param(1.05, FEW, id="backward"),
+        pytest.param(1.7, FEW, id="optimizer state"),
     ],
 )
 def test_a_full_gpu_ends_a_run_with_a_remedy(run, data, tmp_path, gigabytes, options):

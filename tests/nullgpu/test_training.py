@@ -26,11 +26,17 @@ EAGER = {
     "z-loss": "--optim.z-loss 1e-4",
     "whole documents": "--data.document-mask False",
     "profile": "--profile",
+    "cuda graph": "--parallel.cuda-graph True",
+    "cuda graph, fp32": "--parallel.cuda-graph True --parallel.precision fp32 --model.dropout 0.1",
+    "cuda graph, muon": "--parallel.cuda-graph True --optim.kind muon",
+    "cuda graph, recompute": "--parallel.cuda-graph True --parallel.recompute full --data.document-mask False",
+    "cuda graph, profile": "--parallel.cuda-graph True --profile",
 }
 COMPILED = {
     "compiled": "",
     "compiled, selective recompute": "--parallel.recompute selective",
     "compiled, full recompute": "--parallel.recompute full",
+    "compiled, cuda graph": "--parallel.cuda-graph True",
     "compiled, muon, fp16": "--optim.kind muon --parallel.precision fp16",
 }
 SEVERAL = {
