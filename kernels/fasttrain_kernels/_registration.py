@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch.nn import Parameter
 
 from fasttrain_kernels._recorded import recorded
 
@@ -181,17 +182,18 @@ def call(op: OpOverload[..., Any], *args: Any) -> Any:
     """
     if torch.compiler.is_compiling() or _is_seen():
         return op(*args)
-    differentiated = False
+    enabled, differentiated = torch.is_grad_enabled(), False
     for a in args:
-        if isinstance(a, Tensor):
-            if type(a) not in _PLAIN or not a.is_cuda:
+        kind = type(a)
+        if kind is Tensor or kind is Parameter:
+            if not a.is_cuda:
                 return op(*args)
-            differentiated = differentiated or a.requires_grad
+            if enabled and a.requires_grad:
+                differentiated = True
+        elif isinstance(a, Tensor):  # a DTensor, say
+            return op(*args)
     launcher, apply = _DIRECT[op]
-    return apply(*args) if differentiated and torch.is_grad_enabled() else launcher(*args)
-
-
-_PLAIN = (Tensor, torch.nn.Parameter)
+    return apply(*args) if differentiated else launcher(*args)
 
 
 def _is_seen() -> bool:

@@ -404,11 +404,10 @@ def _add_rms_norm_gradients(
     if dnormed is not None:
         need_d = need_x or need_residual
         d, dweight = call(_add_rms_norm_backward, dnormed, dtotal, *ctx.saved_tensors, need_d, need_dweight)
-    dx, dresidual = (
-        d.to(dtype) if need and d is not None else None
-        for need, dtype in zip((need_x, need_residual), ctx.dtypes, strict=True)
-    )
-    return dx, dresidual, dweight if need_dweight else None, None
+    if d is None:
+        return None, None, dweight if need_dweight else None, None
+    dx, dresidual = (d if d.dtype == dtype else d.to(dtype) for dtype in ctx.dtypes)
+    return dx if need_x else None, dresidual if need_residual else None, dweight if need_dweight else None, None
 
 
 _rms_norm = register(

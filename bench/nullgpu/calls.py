@@ -1,0 +1,108 @@
+"""What a call of each op costs the host, beside torch's and (where installed) Liger's: CPU microseconds as JSON.
+
+    python -m bench.nullgpu bench/nullgpu/calls.py
+
+Forward and backward in bf16, one after the other in one thread: what is measured is Python, dispatcher, autograd and
+launches, for on the null GPU nothing is computed.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fasttrain_kernels as ft
+
+M, C, WIDTH, V, B, T, H, D = 4096, 768, 2048, 50_304, 4, 1024, 12, 64
+CALLS, ROUNDS, WARM_UP = 100, 9, 10
+
+Call = Callable[[], Any]
+
+
+def calls() -> dict[str, dict[str, Call]]:
+    """By op and implementation."""
+
+    def tensor(*shape: int) -> Tensor:
+        return torch.zeros(*shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+    x, residual, weight = tensor(M, C), tensor(M, C), tensor(C)
+    gate, up, head, target = tensor(M, WIDTH), tensor(M, WIDTH), tensor(V, C), torch.zeros(M, dtype=torch.int64).cuda()
+    q, k, v = (tensor(B, T, H, D) for _ in range(3))
+    qkv, q_weight, k_weight = tensor(B, T, 3 * H, D), tensor(D), tensor(D)
+    cos, sin = (table.cuda() for table in ft.rotary_table(T, D))
+
+    def sdpa() -> Tensor:
+        return F.scaled_dot_product_attention(*(z.transpose(1, 2) for z in (q, k, v)), is_causal=True)
+
+    def qk_norm_rope() -> tuple[Tensor, Tensor]:
+        return ft.qk_norm_rope(qkv[:, :, :H], qkv[:, :, H : 2 * H], q_weight, k_weight, cos, sin)
+
+    found: dict[str, dict[str, Call]] = {
+        "rms_norm": {"fasttrain": lambda: ft.rms_norm(x, weight), "torch": lambda: F.rms_norm(x, (C,), weight, 1e-6)},
+        "add_rms_norm": {"fasttrain": lambda: ft.add_rms_norm(x, residual, weight)},
+        "swiglu": {"fasttrain": lambda: ft.swiglu(gate, up)},
+        "qk_norm_rope": {"fasttrain": qk_norm_rope},
+        "attention": {"fasttrain": lambda: ft.attention(q, k, v, backend="triton"), "torch": sdpa},
+        "linear_cross_entropy": {"fasttrain": lambda: ft.linear_cross_entropy(x, head, target)},
+    }
+    try:
+        from liger_kernel.transformers import functional as liger
+    except ImportError:
+        return found
+    found["rms_norm"]["Liger"] = lambda: liger.liger_rms_norm(x, weight, 1e-6)
+    found["add_rms_norm"]["Liger"] = lambda: liger.liger_fused_add_rms_norm(x, residual, weight, 1e-6)
+    found["swiglu"]["Liger"] = lambda: liger.liger_swiglu(gate, up)
+    found["linear_cross_entropy"]["Liger"] = lambda: liger.liger_fused_linear_cross_entropy(x, head, target)
+    return found
+
+
+def both_ways(call: Call) -> Call:
+    """With gradients of everything, from dense ones."""
+    given = [torch.ones_like(out) for out in _outputs(call())]
+
+    def run() -> None:
+        torch.autograd.backward(_outputs(call()), given)
+
+    return run
+
+
+def _outputs(result: Any) -> list[Tensor]:
+    outputs = result if isinstance(result, tuple) else (result,)
+    return [out for out in outputs if isinstance(out, Tensor) and out.requires_grad]
+
+
+def measure(contenders: dict[str, Call]) -> dict[str, float]:
+    """The median of the rounds, which are interleaved."""
+    spent: dict[str, list[float]] = {name: [] for name in contenders}
+    for call in contenders.values():
+        for _ in range(WARM_UP):
+            call()
+    for _ in range(ROUNDS):
+        for name, call in contenders.items():
+            start = time.process_time()
+            for _ in range(CALLS):
+                call()
+            spent[name].append((time.process_time() - start) / CALLS * 1e6)
+    return {name: statistics.median(taken) for name, taken in spent.items()}
+
+
+def main() -> None:
+    torch.autograd.set_multithreading_enabled(False)  # type: ignore[attr-defined]
+    table = {}
+    for op, implementations in calls().items():
+        with torch.no_grad():
+            forward = measure(implementations)
+        both = measure({name: both_ways(call) for name, call in implementations.items()})
+        table[op] = {name: {"forward": forward[name], "forward and backward": both[name]} for name in both}
+    print(json.dumps(table))
+
+
+if __name__ == "__main__":
+    main()
