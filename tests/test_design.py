@@ -23,7 +23,7 @@ def test_the_loop_fits_two_screens_and_the_trunk_an_evening() -> None:
 
 def test_the_package_stays_small() -> None:
     assert len(SOURCES) <= 150
-    assert lines(SOURCES) <= 19_500  # 20,000 with all that is still to come
+    assert lines(SOURCES) <= 19_750  # 20,000 with all that is still to come
 
 
 def test_a_class_name_exists_once() -> None:
