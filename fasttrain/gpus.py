@@ -32,6 +32,7 @@ class Gpu:
     node: int  # GPUs of the usual node
     network: float  # of the usual node
     price: float | None = None  # USD per hour
+    published: tuple[tuple[float, float, str], ...] = ()  # MFU, billions of parameters, the run and its source
 
     def peak(self, precision: str) -> float:
         """FLOP/s of matmuls in bf16, fp16 or fp32."""

@@ -7,7 +7,7 @@ Everything here calls estimate() again with other settings, so that advice can n
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 from fasttrain import config
@@ -18,6 +18,7 @@ from fasttrain.tools.plan.speed import Hardware, collectives, speed, work_of
 from fasttrain.units import count, memory_size
 
 RECOMPUTE = ("none", "selective", "full")
+BESIDE = 1.1  # of tensors, what the allocator takes of a plan that it is not played for
 USABLE = 0.97  # of the memory that a recommendation may use
 
 
@@ -34,18 +35,20 @@ class Option:
 
 def largest_micro(settings: config.Config, hardware: Hardware, *, vocab: int) -> int | None:
     """Sequences of a forward pass that fit, of those that divide a rank's share of the step; None: not even one."""
-    possible = _divisors(settings.batch.sequences // hardware.gpus)
-    return max((m for m in possible if _fits(changed(settings, batch=dict(micro=m)), hardware, vocab)), default=None)
+    possible = reversed(_divisors(settings.batch.sequences // hardware.gpus))
+    return next((m for m in possible if _fits(changed(settings, batch=dict(micro=m)), hardware, vocab)), None)
 
 
 def remedies(plan: Plan) -> list[str]:
     """For a run that does not fit: what makes it fit, the least costly first."""
-    fitting = [o for o in options(plan.settings, plan.hardware, vocab=plan.sizes.vocab) if o.plan.fits]
-    fitting.sort(key=lambda option: (len(option.settings), -option.plan.speed.rate))
-    if fitting:
+    found = sorted(
+        options(plan.settings, plan.hardware, vocab=plan.sizes.vocab),
+        key=lambda option: (len(option.settings), -option.plan.speed.rate),
+    )
+    if fitting := list(islice((option for option in found if option.plan.fits), 3)):
         return [
             f"{option}: {memory_size(option.plan.memory.bytes)}, {option.plan.speed.rate:,.0f} tokens/s per GPU"
-            for option in fitting[:3]
+            for option in fitting
         ]
     if gpus := _enough_gpus(plan):
         return [f"--gpus {gpus}: no other settings make it fit on {plan.hardware.gpus}"]
@@ -80,9 +83,10 @@ def options(settings: config.Config, hardware: Hardware, *, vocab: int) -> Itera
 
 def search(settings: config.Config, hardware: Hardware, *, vocab: int, best: int = 5) -> list[Option]:
     """The fastest that fit, the one with less memory first where two are as fast."""
-    fitting = [o for o in options(settings, hardware, vocab=vocab) if o.plan.memory.bytes <= USABLE * hardware.memory]
-    fitting.sort(key=lambda o: (-round(o.plan.speed.rate, -1), o.plan.memory.bytes))
-    return fitting[:best]
+    found = sorted(
+        options(settings, hardware, vocab=vocab), key=lambda o: (-round(o.plan.speed.rate, -1), o.plan.memory.least)
+    )
+    return list(islice((o for o in found if o.plan.memory.fits(USABLE * hardware.memory)), best))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +133,7 @@ def scaling(plan: Plan) -> list[dict[str, float]]:
             parallel = dict(dp_replicate=dp_replicate, reshard_after_forward=True)
             candidate = changed(settings, batch=batch, parallel=parallel)
             row[name] = speed(work_of(candidate, vocab=vocab, dp_size=gpus), hardware).rate * gpus
-            row[f"{name}_memory"] = memory(candidate, vocab=vocab, dp_size=gpus).bytes
+            row[f"{name}_memory"] = memory(candidate, vocab=vocab, dp_size=gpus).least * BESIDE
             row[f"{name}_fits"] = float(row[f"{name}_memory"] <= hardware.memory)
         rows.append(row)
     return rows
@@ -189,11 +193,11 @@ def _about_sharding(plan: Plan) -> str:
     for dp_replicate, reshard in product(_replica_counts(hardware), (True, False)):
         candidate = changed(settings, parallel=dict(dp_replicate=dp_replicate, reshard_after_forward=reshard))
         other = estimate(candidate, hardware, vocab=vocab)
-        if other.fits:
-            found.append((other.speed.rate, dp_replicate, reshard))
-    if not found:
+        found.append((other.speed.rate, dp_replicate, reshard, other))
+    found.sort(key=lambda row: row[:3], reverse=True)
+    if (best := next((row for row in found if row[3].fits), None)) is None:
         return ""
-    rate, dp_replicate, reshard = max(found)
+    rate, dp_replicate, reshard, _ = best
     groups = f"HSDP, {dp_replicate} groups of {hardware.gpus // dp_replicate} GPUs (parallel.dp_replicate)"
     kind = "FSDP over all GPUs" if dp_replicate == 1 else groups
     held = "" if reshard else ", weights held through a step (parallel.reshard_after_forward False)"
@@ -228,12 +232,12 @@ def _about_batch(plan: Plan) -> str:
 
 
 def _fits(settings: config.Config, hardware: Hardware, vocab: int) -> bool:
-    return memory(settings, vocab=vocab, dp_size=hardware.gpus).bytes <= USABLE * hardware.memory
+    return memory(settings, vocab=vocab, dp_size=hardware.gpus).fits(USABLE * hardware.memory)
 
 
 def _any_fits(settings: config.Config, hardware: Hardware, vocab: int) -> bool:
     """With the least memory that settings can bring about."""
-    reduce = "every" if settings.batch.sequences > hardware.gpus else "last"
+    reduce = "every" if settings.batch.sequences > hardware.gpus > 1 else "last"
     parallel = dict(recompute="full", dp_replicate=1, reshard_after_forward=True, grad_reduce=reduce)
     return _fits(changed(settings, batch=dict(micro=1), parallel=parallel), hardware, vocab)
 

@@ -1,5 +1,6 @@
 """A plan: the arithmetic of a run, its memory, its time and money, in one object; and whether it can be."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -38,9 +39,11 @@ class Plan:
 
     @property
     def memory_gib(self) -> Band:
-        """GiB. Tensors are counted; what the runtime takes beside them may be half as much or twice."""
-        total, runtime = self.memory.bytes, self.memory.peak.parts["runtime"]
-        return Band(*(size / 2**30 for size in (total, total - runtime / 2, total + runtime)))
+        """GiB. What is outside of the allocator may be half as much or twice; on a CPU, all that is no tensor."""
+        total, unsure = self.memory.bytes, self.memory.process
+        if self.measured:
+            unsure = self.memory.peak.parts["runtime"]
+        return Band(*(size / 2**30 for size in (total, total - unsure / 2, total + unsure)))
 
     @property
     def rate(self) -> Band:
@@ -52,6 +55,22 @@ class Plan:
     def mfu(self) -> Band:
         scale = self.speed.mfu / self.speed.rate
         return Band(*(scale * rate for rate in self.rate))
+
+    @property
+    def published(self) -> str:
+        """The measured run of others that is nearest in size, on such a GPU; whether the prediction exceeds all."""
+        known = self.hardware.gpu.published
+        if self.measured or not known:
+            return "" if self.measured else f"no measured run on a {self.hardware.gpu.name} is in our table"
+        size = self.sizes.parameters.total / 1e9
+        mfu, billions, run = min(known, key=lambda row: abs(math.log(row[1] / size)))
+        text = f"nearest published run on such a GPU: MFU {mfu:.1%} with {billions:g}B parameters ({run})"
+        if self.mfu.value <= (most := max(row[0] for row in known)):
+            return text
+        return (
+            f"{text}; this prediction is above all published ones (at most {most:.1%}): it takes our fused kernels to "
+            "reach their share of the hardware, which nobody has measured; do not count on it"
+        )
 
     @property
     def days(self) -> Band:
@@ -70,7 +89,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return self.memory.bytes <= self.hardware.memory
+        return self.memory.fits(self.hardware.memory)
 
     @property
     def contradictions(self) -> tuple[str, ...]:
@@ -110,6 +129,8 @@ class Plan:
             "fits": self.fits,
             "tokens_per_second_per_gpu": self.rate.json(),
             "mfu": self.mfu.json(),
+            "published": self.published,
+            "host_seconds": self.speed.host,
             "step_seconds": self.speed.seconds,
             "step_parts_seconds": dict(self.speed.parts),
             "days": self.days.json(),

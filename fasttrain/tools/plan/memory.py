@@ -16,24 +16,25 @@ next one; in backward the fp32 gradients of the block before, on their way. Test
 FSDPMemTracker (tests/fasttrain/tools/plan/tracked.py), and against the peak of real steps on a CPU.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from fasttrain import config
 from fasttrain.flops import num_parameters, optimizer_bytes
 from fasttrain.optimizers import OPTIMIZERS
+from fasttrain.tools.plan.allocator import reserved
 from fasttrain_kernels import LossChunk, loss_chunk
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "loss", "fsdp", "runtime")
 Loss = Literal["linear", "plain"]
 
 ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2}
-# Of a process on a GPU: its context and loaded kernels, cuBLAS's workspace; NCCL's buffers where there are other ranks
+# Of a process on a GPU, outside of torch's allocator, and so assumed: its context and loaded kernels (nvidia-smi shows
+# 0.4 to 0.6 GiB for a process that has done nothing yet); NCCL's buffers where there are other ranks
 CONTEXT = 0.55 * 2**30
 COLLECTIVES = 0.75 * 2**30
-# Freed memory that the caching allocator cannot give to what is asked for next: a share of what comes and goes
-FRAGMENTATION = 0.04
 # On a CPU, what counts is the memory that a process has ever touched: beyond loading the trainer, threads, tokenizer
 # and buffers of the files take so much, and the heap of glibc, which keeps what is freed, this share of all tensors
 # (bench/test_plan.py measures both)
@@ -56,9 +57,21 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
-    """A step's moments, in their order."""
+    """A step's moments, in their order: the tensors at once, the runtime's share when somebody asks for it."""
 
-    moments: tuple[Moment, ...]
+    tensors: tuple[Moment, ...]
+    process: float  # bytes that are no tensors', on a GPU: assumed
+    beside: Callable[[], float]  # what the allocator, or the heap, holds beside the tensors of the peak
+
+    @property
+    def least(self) -> float:
+        """Bytes of the tensors alone, in a moment; all else comes on top."""
+        return self.process + max(moment.total for moment in self.tensors)
+
+    @cached_property
+    def moments(self) -> tuple[Moment, ...]:
+        runtime = self.process + self.beside()
+        return tuple(replace(m, parts=m.parts | {"runtime": runtime}) for m in self.tensors)
 
     @property
     def peak(self) -> Moment:
@@ -67,6 +80,10 @@ class MemoryEstimate:
     @property
     def bytes(self) -> float:
         return self.peak.total
+
+    def fits(self, limit: float) -> bool:
+        """The allocator is played only where that can matter: it never took half as much again as the tensors."""
+        return self.least <= limit and (2 * self.least <= limit or self.bytes <= limit)
 
 
 def memory(
@@ -81,19 +98,21 @@ def memory(
 ) -> MemoryEstimate:
     """The memory of one rank. `loss` plain: whole logits, their log-softmax and its gradient, as without our kernel."""
     step = _StepMemory(settings, vocab, dp_size, device, loss, compiled)
-    if process is None:
-        process = CONTEXT + (COLLECTIVES if dp_size > 1 else 0)
-    moments = list(step.moments())
-    held, most = moments[0].total, max(moment.total for moment in moments)
+    tensors = tuple(step.moments())
+    most = max(moment.total for moment in tensors)
 
-    def runtime(moment: Moment) -> float:
-        if not process:
+    def beside() -> float:
+        if process == 0:
             return 0.0
         if device == "cpu":
-            return process + CPU_PROCESS + CPU_HEAP * most
-        return process + FRAGMENTATION * max(moment.total - held, 0)
+            return CPU_PROCESS + CPU_HEAP * most
+        if loss == "linear":
+            return reserved(step) - most
+        return memory(settings, vocab=vocab, dp_size=dp_size).beside()
 
-    return MemoryEstimate(moments=tuple(replace(m, parts=m.parts | {"runtime": runtime(m)}) for m in moments))
+    if process is None:
+        process = CONTEXT + (COLLECTIVES if dp_size > 1 else 0)
+    return MemoryEstimate(tensors=tensors, process=process, beside=beside)
 
 
 def precision_of(parallel: config.ParallelConfig, *, cpu: bool = False) -> str:
@@ -115,6 +134,7 @@ class _StepMemory:
         precision = precision_of(settings.parallel, cpu=device == "cpu")
         model, parallel, batch = settings.model, settings.parallel, settings.batch
         self.model, self.parallel, self.device, self.vocab = model, parallel, device, vocab
+        self.batch, self.dp_size, self.muon = batch, dp_size, settings.optim.kind == "muon"
         self.plain = loss == "plain"
         self.a = ITEMSIZE[precision]
         self.M, self.L, self.C, self.F = batch.micro * settings.data.sequence, model.layers, model.hidden, model.ffn

@@ -99,6 +99,10 @@ def _time(plan: Plan, say: Callable[..., None]) -> None:
             bar = "█" * round(share * 30)
             table.add_row(f"  {PARTS_OF_A_STEP[part]}", f"{seconds:9.3f} s", f"{share:5.1%}", bar)
     say(table, soft_wrap=False)
+    if speed.parts.get("launching"):
+        say(f"  [yellow]the host is the bottleneck[/]: {speed.host:.3f} s a step to call ops; raise batch.micro")
+    if plan.published:
+        say(f"  {escape(plan.published)}")
     hours = _span(plan.gpu_hours, 0 if plan.gpu_hours.value >= 10 else 2)
     money = f"; {_span(cost, 0)} USD at {plan.hardware.price:g} per GPU-hour" if cost else ""
     span = _span(days, 1 if days.value >= 1 else 3)

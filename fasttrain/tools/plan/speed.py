@@ -32,6 +32,12 @@ TABLE = Path(__file__).with_name("calibration.toml")
 _LINK, _NETWORK = 0.75, 0.85
 # Seconds of a ring's hop: between GPUs of a node, and between nodes
 _HOP, _NODE_HOP = 1.5e-6, 8e-6
+# Seconds of the host (AMD Zen 4, Python 3.11, torch 2.13) that the null GPU measures, of a step, and of each block of a
+# micro-batch, by whether blocks are compiled; more where FSDP gathers, with other ranks, and for eager recomputation
+HOST_STEP = 0.004
+HOST_BLOCK = {False: 1.7e-3, True: 1.2e-3}
+HOST_FSDP, HOST_FSDP_STEP, HOST_RANKS = 1.1e-3, 0.015, 1.2e-3
+HOST_AGAIN = {"none": 0.0, "selective": 4.1e-3, "full": 2.2e-3}
 _STEP = 0.004  # seconds of a step that nothing below explains: the loop itself, the last reductions
 
 
@@ -68,6 +74,7 @@ class Work:
     reduced: int = 4  # bytes of an element of the gradients that are reduced
     linear_loss: bool = True
     optimizer: OptimizerKind = "adamw"
+    host: float | None = None  # seconds of a step; None: a rule of thumb, for trainers that nobody measured
     gated: bool = True  # False: a feed-forward layer of two matrices, as many elements as the model's three
 
     @property
@@ -112,6 +119,7 @@ class SpeedEstimate:
     """A step, in seconds by part."""
 
     parts: dict[str, float]
+    host: float = 0.0  # seconds that it takes the host; part of the sum where the GPU has less to do
     tokens: int  # of a rank's step
     flops: float  # per token, as published MFUs count
     peak: float
@@ -151,7 +159,19 @@ def work_of(settings: config.Config, *, vocab: int, dp_size: int) -> Work:
         gathers=(2 if parallel.reshard_after_forward else 1) if sharded else 0,
         reduces_every=parallel.grad_reduce == "every",
         optimizer=settings.optim.kind,
+        host=host_seconds(settings, dp_size=dp_size),
     )
+
+
+def host_seconds(settings: config.Config, *, dp_size: int) -> float:
+    """CPU time of a step: the host calls ops one after the other, whatever the GPU does."""
+    parallel, batch, model = settings.parallel, settings.batch, settings.model
+    compiled, parameters = parallel.compile != "off", num_parameters(model, model.vocab or 0).total
+    copies = dp_size == 1 and (precision_of(parallel) == "fp32" or parallel.holds_copies(parameters))
+    block = HOST_BLOCK[compiled] + (0 if copies else HOST_FSDP) + (HOST_RANKS if dp_size > 1 else 0)
+    block += 0 if compiled else HOST_AGAIN[parallel.recompute]
+    step = HOST_STEP + (0 if copies else HOST_FSDP_STEP)
+    return step + max(batch.sequences // (batch.micro * dp_size), 1) * model.layers * block
 
 
 @cache
@@ -174,7 +194,9 @@ def speed(work: Work, hardware: Hardware, calibration: Calibration | None = None
         "streaming": _streaming(work, gpu, given),
     }
     busy = sum(per_micro.values())
-    per_micro["launching"] = max(3 * work.model.layers * HOST_SECONDS["cuda", work.compiled or work.fused] - busy, 0.0)
+    thumb = 3 * n * work.model.layers * HOST_SECONDS["cuda", work.compiled or work.fused]
+    host = thumb if work.host is None else work.host
+    per_micro["launching"] = max(host / n - busy, 0.0)
     parts = {part: n * seconds for part, seconds in per_micro.items()}
     parts["optimizer"] = _optimizer(work, gpu, given) + _STEP
     # Communication: a share that never hides (the first gather, the last reduction, kernels that compete), and what
@@ -183,7 +205,7 @@ def speed(work: Work, hardware: Hardware, calibration: Calibration | None = None
     parts["exposed"] = given.exposed * moving + max((1 - given.exposed) * moving - hidden, 0.0)
     tokens = work.micro * work.sequence * n
     flops, peak = flops_per_token(work.model, work.vocab, work.sequence), gpu.peak(work.precision)
-    return SpeedEstimate(parts=parts, tokens=tokens, flops=flops, peak=peak, band=given.band)
+    return SpeedEstimate(host=host, parts=parts, tokens=tokens, flops=flops, peak=peak, band=given.band)
 
 
 def _matmuls(work: Work, gpu: Gpu, given: Calibration) -> float:

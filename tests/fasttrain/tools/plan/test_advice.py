@@ -2,7 +2,7 @@ import pytest
 
 from fasttrain.gpus import find_gpu
 from fasttrain.recipes import RECIPES
-from fasttrain.tools.plan.advice import advice, largest_micro, largest_model, options, remedies, scaling, search
+from fasttrain.tools.plan.advice import USABLE, advice, largest_micro, largest_model, options, remedies, scaling, search
 from fasttrain.tools.plan.estimate import changed, estimate
 from fasttrain.tools.plan.speed import Hardware
 
@@ -13,7 +13,8 @@ CARD = Hardware.of(find_gpu("rtx-5090"), 1)
 def test_the_largest_micro_batch_fits_and_the_next_one_does_not():
     micro = largest_micro(SETTINGS, CARD, vocab=50_304)
     assert estimate(changed(SETTINGS, batch=dict(micro=micro)), CARD, vocab=50_304).fits
-    assert not estimate(changed(SETTINGS, batch=dict(micro=2 * micro)), CARD, vocab=50_304).fits
+    larger = estimate(changed(SETTINGS, batch=dict(micro=2 * micro)), CARD, vocab=50_304)
+    assert not larger.memory.fits(USABLE * CARD.memory)
 
 
 def test_search_finds_the_fastest_of_all_that_fit():

@@ -82,7 +82,7 @@ def test_every_part_is_named_and_the_peak_has_a_moment():
 def test_what_saves_memory_saves_memory():
     def peak(**settings):
         loss = settings.pop("loss", "linear")
-        return memory(config(micro=8, **settings), vocab=VOCAB, dp_size=WORLD, loss=loss).bytes
+        return memory(config(micro=8, **settings), vocab=VOCAB, dp_size=WORLD, loss=loss).least
 
     assert peak(recompute="full") < peak(recompute="selective") < peak()
     assert peak() < peak(dp_replicate=2) < peak(dp_replicate=8)
@@ -130,7 +130,11 @@ def test_torchtitan_s_published_memory(world, published):
         batch=BatchConfig(steps=100, sequences=2 * world, micro=2),
         parallel=ParallelConfig(recompute="full"),
     )
-    found = memory(settings, vocab=128_256, dp_size=world, loss="plain").bytes
+    plan = memory(settings, vocab=128_256, dp_size=world, loss="plain")
+    held = plan.process + plan.tensors[0].total
+    found = plan.least + 0.04 * (
+        plan.least - held
+    )  # fragmentation: our allocator's is of our trainer's order of tensors
     kept = 2 * 8192 * 32 * 2 * (4 * 4096 + 8 * 128 + 14336 - 2 * 4096)
     gradients = 4 * 8.03e9 / world
     assert (found + kept + gradients) / 2**30 == pytest.approx(published, rel=0.06)

@@ -1,11 +1,15 @@
 import statistics
 import tomllib
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fasttrain.gpus import find_gpu
-from fasttrain.tools.plan.speed import calibrations
+from fasttrain.flops import flops_per_token, num_parameters
+from fasttrain.gpus import find_gpu, gpus
+from fasttrain.recipes import RECIPES
+from fasttrain.tools.plan.estimate import estimate
+from fasttrain.tools.plan.speed import Hardware, calibrations
 from tests.fasttrain.tools.plan.published import TABLE, is_held_out, points
 
 HELD_OUT = [point for point in points() if point.held_out]
@@ -73,3 +77,28 @@ def test_an_architecture_without_a_run_says_so_in_its_band():
     for name in ("b200", "l40s", "rtx-3090", "rtx-5090", "mi300x"):
         assert calibrations()[find_gpu(name).architecture].band >= 1.9 * known
     assert calibrations()["hopper"].band == known
+
+
+def test_the_best_published_runs_of_the_gpu_table_are_rows_of_the_published_ones():
+    known = {point.id: point for point in points()}
+    rows = [(name, *row) for name, gpu in gpus().items() for row in gpu.published]
+    assert len(rows) >= 20
+    for name, mfu, billions, run in rows:
+        point = known[run.partition(",")[0]]
+        work = point.work
+        assert point.hardware.gpu.name == name
+        assert run.endswith(f", {point.source}")
+        flops = flops_per_token(work.model, work.vocab, work.sequence)
+        assert mfu == pytest.approx(point.rate * flops / point.hardware.gpu.half, abs=6e-4)
+        assert billions == pytest.approx(num_parameters(work.model, work.vocab).total / 1e9, rel=0.01)
+    assert {point.hardware.gpu.name for point in points()} == {name for name, *_ in rows}
+
+
+def test_a_prediction_above_all_that_is_published_says_so():
+    gpu = find_gpu("h100-sxm")
+    plan = estimate(RECIPES["llama2-7b"](), Hardware.of(gpu, 128), vocab=32_000)
+    assert "nearest published run" in plan.published
+    assert ("above all published" in plan.published) == (plan.mfu.value > max(row[0] for row in gpu.published))
+    boast = replace(plan, speed=replace(plan.speed, parts={"matmuls": plan.speed.seconds / 2}))
+    assert "above all published" in boast.published
+    assert "no measured run" in replace(plan, hardware=Hardware.of(find_gpu("b200"), 8)).published

@@ -1,0 +1,291 @@
+"""What torch's caching allocator takes of a GPU: its rules, played through the tensors of the first steps.
+
+It never gives back what it took. Freed memory serves only tensors of the same stream that fit in one place, so a run
+takes up to a third more than its tensors (tests/fasttrain/tools/plan/reserved.toml). The scripts below are what
+torch.cuda.memory._record_memory_history shows of a run on the null GPU: +x comes, -x goes, *x comes and goes, =x comes
+once and stays, !x is added to the gradients of earlier micro-batches. w_x is the gradient of a weight, d_x of the rest.
+"""
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from typing import Any
+
+MIB = 2**20
+WORKSPACE = 32 * MIB  # of cuBLAS, for each thread: torch's default from Hopper on (8 MiB before)
+SMS = 132  # of an H100: a norm's backward has a row of partial sums for each
+MICRO_BATCHES, STEPS = 2, 4  # that are played: later ones repeat
+MARGIN, SMALL = 0.005, 16 * MIB  # for what is not played: norms' gradients, scalars, validation
+_GATHER, _REDUCE = 1, 2  # FSDP's streams
+
+_ATTEND, _FEED = "+qkv =cublas +q +k +o +lse", "+out +n1 +r1 +gu +act"
+_FORWARD = {
+    "none": f"{_ATTEND} {_FEED} +down +n2 +r2 -out -down",
+    "selective": f"{_ATTEND} {_FEED} +down -act +n2 +r2 -n1 -r1 -q -k",
+    "full": f"{_ATTEND} -lse {_FEED} -gu +down -act +n2 +r2 -n1 -r1 -q -k -out -down -o -qkv",
+}
+_AGAIN = {
+    "none": "",
+    "selective": "+q +k +n1 +r1 +act +n2 +r2 -n2 -out -down",
+    "full": f"{_ATTEND} {_FEED} +down +n2 +r2 -n2 -out -down",
+}
+_SAVED = ("x", "qkv", "q", "k", "o", "lse", "out", "n1", "r1", "gu", "act", "down")
+_BACKWARD = (
+    "+d_r2 *sums -d_r -d -r2 +w_down =cublas_backward +d_act !w_down -act +d_gu -d_act -gu +w_gate_up +d_n1 !w_gate_up "
+    "-d_gu -n1 +d_r *sums -d_r2 -d_n1 -r1 +w_out +d_o !w_out +d_q +d_k +d_v *lse -d_o -q -k -o -lse"
+)
+_TO_QKV = "+d_q2 +d_k2 -d_k -d_q -qkv +d_qkv -d_q2 -d_k2 -d_v +w_qkv +d !w_qkv -d_qkv -r -x"
+_START = "+cos +sin +angle +cos2 +sin2 -angle -cos -sin +drawn +drawn2 -drawn -drawn2"
+_MUON = "+grad +mixed +low -mixed -grad"
+_ORTHOGONALISE = "+half +gram +poly +half2 +gram2 +poly2 +half3 -half -gram -poly -gram2 -poly2 -half2 -half3"
+
+
+class Allocator:
+    """CUDACachingAllocator: best fit among the free blocks of a stream, small ones apart; split and merged."""
+
+    def __init__(self) -> None:
+        self.reserved = self._top = 0
+        self._free: dict[tuple[int, bool], list[tuple[int, int]]] = defaultdict(list)  # (size, address), in order
+        self._starts: dict[int, int] = {}  # of free blocks, the size by address, and by the address after them
+        self._ends: dict[int, int] = {}
+        self._taken: dict[int, tuple[int, tuple[int, bool]]] = {}
+
+    def new(self, size: float, stream: int = 0) -> int:
+        """The address."""
+        size = max(-(-int(size) // 512) * 512, 512)
+        small = size <= MIB
+        pool = self._free[stream, small]
+        if (at := bisect_left(pool, (size, 0))) < len(pool):
+            found, address = pool.pop(at)
+            del self._starts[address], self._ends[address + found]
+        else:
+            found = 2 * MIB if small else 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
+            address = self._top
+            self.reserved += found
+            self._top += found + 512  # segments never merge
+        if found - size >= (512 if small else MIB + 1):
+            self._put(pool, found - size, address + size)
+            found = size
+        self._taken[address] = found, (stream, small)
+        return address
+
+    def free(self, *addresses: int) -> None:
+        for address in addresses:
+            size, key = self._taken.pop(address)
+            pool = self._free[key]
+            if after := self._starts.pop(address + size, 0):
+                del self._ends[address + size + after], pool[bisect_left(pool, (after, address + size))]
+                size += after
+            if before := self._ends.pop(address, 0):
+                address -= before
+                del self._starts[address], pool[bisect_left(pool, (before, address))]
+                size += before
+            self._put(pool, size, address)
+
+    def _put(self, pool: list[tuple[int, int]], size: int, address: int) -> None:
+        insort(pool, (size, address))
+        self._starts[address] = self._ends[address + size] = size
+
+
+def reserved(step: Any) -> int:
+    """Bytes that the allocator takes in all; of a _StepMemory (memory.py). Once steps take no more, it is enough."""
+    run, before = _Steps(step), -1
+    for _ in range(STEPS):
+        if run.at.reserved != before:
+            before = run.at.reserved
+            run.step()
+    return int((1 + MARGIN) * run.at.reserved) + SMALL
+
+
+class _Steps:
+    """The tensors of a rank by name, and each unit's: the root's are number 0, those of blocks follow."""
+
+    def __init__(self, s: Any) -> None:
+        self.s, self.at, self.now, self.saved = s, Allocator(), dict[str, int](), list[dict[str, int]]()
+        M, C, D = s.M * s.a, s.M * s.a * s.C, 4 * s.model.head_dim * s.model.qk_norm
+        H, K, F, head, drawn = M * s.H, M * s.K, M * s.F, s.vocab * s.C, 4 * 128 * s.F
+        block = {"w_qkv": s.C * (s.H + 2 * s.K), "w_out": s.C * s.H, "w_gate_up": 2 * s.C * s.F, "w_down": s.C * s.F}
+        root = {"w_table": head} | ({} if s.model.tied_head else {"w_head": head})
+        self.units, self.norms = [root, *[block] * s.L], [s.C, *[2 * s.C + D // 2] * s.L]
+        self.sizes = {
+            **dict.fromkeys(("x", "r", "n1", "r1", "n2", "r2", "out", "down", "d", "d_r", "d_r2", "d_n1", "e"), C),
+            **dict.fromkeys(("q", "o", "d_o", "d_q", "d_q2"), H),
+            **dict.fromkeys(("k", "d_k", "d_v", "d_k2"), K),
+            "qkv": H + 2 * K, "d_qkv": H + 2 * K, "gu": 2 * F, "d_gu": 2 * F, "act": F, "d_act": F,
+            "lse": 4 * s.model.heads * s.M, "sums": 4 * SMS * s.C, "cublas": WORKSPACE, "cublas_backward": WORKSPACE,
+            **{name: s.a * size for name, size in (root | block).items()}, "w_head": s.a * head,
+            **dict.fromkeys(("cos", "sin", "angle", "cos2", "sin2"), s.table / 2),
+            "drawn": drawn, "drawn2": drawn,
+            "batch": 32 * s.M, "d_wide": 4 * s.M * s.C, "wide": 4 * head,
+            "segments": 4 * s.C * (s.M // 10 + min(s.M, s.vocab)),
+            "logits": s.chunk.tokens * (-(-s.vocab // 16) * 16) * s.a,
+            "norms": 4 * sum(map(len, self.units)) * -(-head // (s.S * 65536)),
+        }  # fmt: skip
+        self.fsdp, self.adds, self.grads, self.gathered = (
+            s.sharded and not s.cast,
+            False,
+            dict[int, list[int]](),
+            set[int](),
+        )
+        self.stateless, self.once = True, s.parallel.reshard_after_forward
+        for number in range(s.L + 1):
+            self._all(number, 4 / s.S)
+        self._play(_START)
+
+    def step(self) -> None:
+        s = self.s
+        last = min(max(s.batch.sequences // (s.batch.micro * s.dp_size), 1), MICRO_BATCHES)
+        for number in range(last):
+            self.adds = number > 0
+            self._micro_batch(last=number == last - 1)
+        self._play("*norms")
+        matrices = sorted((size for unit in self.units[1:] for size in unit.values()), reverse=True) if s.muon else []
+        for number, size in enumerate(matrices):
+            self._muon(number, size)
+        self._drop("sent", "before")
+        if self.stateless:
+            for number in range(1 if s.muon else s.L + 1):
+                self._all(number, 4 / s.S, copies=2)
+        self.stateless = False
+        for number in sorted(self.grads):
+            self.at.free(*self.grads.pop(number))
+
+    def _play(self, script: str) -> None:
+        now, sizes, at = self.now, self.sizes, self.at
+        for token in script.split():
+            name = token[1:]
+            if token[0] == "+" or (token[0] == "=" and name not in now):
+                now[name] = at.new(sizes[name])
+            elif token[0] == "*":
+                at.free(at.new(sizes[name]))
+            elif (token[0] == "-" or (token[0] == "!" and self.adds and not self.s.sharded)) and name in now:
+                at.free(now.pop(name))
+
+    def _hold(self, name: str, size: float, stream: int = 0) -> None:
+        self.now[name] = self.at.new(size, stream)
+
+    def _drop(self, *names: str) -> None:
+        self.at.free(*(self.now.pop(name) for name in names if name in self.now))
+
+    def _move(self, old: str, new: str) -> None:
+        if old in self.now:
+            self.now[new] = self.now.pop(old)
+
+    def _all(self, number: int, itemsize: float, copies: int = 1) -> None:
+        for size in (*self.units[number].values(), self.norms[number]):
+            for _ in range(copies):
+                self.at.new(itemsize * size)
+
+    def _micro_batch(self, *, last: bool) -> None:
+        s, rows = self.s, self.s.parallel.recompute
+        if s.cast and "copies" not in self.now:
+            self.now["copies"] = 0
+            for number in range(s.L + 1):
+                self._all(number, s.a)
+        self._play("+batch")
+        self._gather(0)
+        self._play("+r +x")
+        for l in range(1, s.L + 1):
+            self._gather(l)
+            self._play(_FORWARD[rows])
+            names = (*_SAVED, "r2" if rows == "none" else "r")
+            self.saved.append({name: self.now.pop(name) for name in names if name in self.now})
+            self._move("n2", "x")
+            self._move("r" if rows == "none" else "r2", "embedded" if rows == "none" else "r")
+            if self.once:
+                self._release(l)
+        wide = "w_head" if s.one_chunk or s.a == 4 else "wide"
+        self._play(f"{'' if rows == 'none' else '-r'} +d_wide +{wide} +logits -logits -x -gather")
+        self._play(f"+d {'+w_head' if wide == 'wide' else ''} -d_wide -wide" if s.a < 4 else "")
+        self._move("d_wide", "d")
+        for l in range(s.L, 0, -1):
+            if self.once:
+                self._gather(l, backward=True)
+            self.now |= self.saved.pop()
+            self._play(f"{_AGAIN[rows]} {_BACKWARD} {'' if s.model.qk_norm else '-qkv'} {_TO_QKV}")
+            if last or self.once:
+                self._release(l)
+            self._gradients(l, last)
+        self._play(f"+e *sums -d_r -d -embedded -r +w_table *segments -e {'-w_table' if s.model.tied_head else ''}")
+        if s.model.tied_head:
+            self._move("w_head", "w_table")
+        if last or self.once:
+            self._release(0)
+        self._gradients(0, last)
+        self._drop("reduced", "batch")
+
+    def _gather(self, number: int, *, backward: bool = False) -> None:
+        """A unit's low-precision weights; between ranks through a buffer, in backward one that was filled before."""
+        s, unit = self.s, self.units[number]
+        if not self.fsdp or number in self.gathered:
+            return
+        self.gathered.add(number)
+        size = s.a * (sum(unit.values()) + self.norms[number])
+        if s.S > 1 and not (backward and "gather" in self.now):
+            self._move("gather", "gathered")
+            self._fill(size)
+        for name, elements in unit.items():
+            if s.S == 1:
+                self._hold("cast", s.a * elements)
+                self._drop("cast before")
+                self._move("cast", "cast before")
+            self._hold(f"{number} {name}", s.a * elements)
+        self._drop("cast before", "gathered", *(["gather"] if backward else []))
+        if s.S > 1 and backward and number > 1:
+            self._fill(size)
+
+    def _fill(self, size: float) -> None:
+        self._hold("shard", size / self.s.S, _GATHER)
+        self._hold("gather", size, _GATHER)
+        self._drop("shard")
+
+    def _release(self, number: int) -> None:
+        self.gathered.discard(number)
+        self._drop(*(f"{number} {name}" for name in self.units[number]))
+
+    def _gradients(self, number: int, last: bool) -> None:
+        """A unit's are complete: kept, added to earlier ones, or reduced."""
+        s, unit, every = self.s, self.units[number], self.s.parallel.grad_reduce == "every"
+        held = self.grads.setdefault(number, [])
+        if not s.sharded:
+            held += [] if self.adds else [self.now.pop(name) for name in unit]
+            self._drop(*unit)
+        elif not self.fsdp:
+            new = [self.at.new(4 * size) for size in unit.values()]
+            self._drop(*unit)
+            if self.adds:
+                self.at.free(*reversed(new))
+            else:
+                held += new
+        elif not (last or every):
+            for name, size in unit.items():
+                held += [] if self.adds else [self.at.new(4 * size)]
+                self._drop(name)
+        else:
+            whole = 4 * (sum(unit.values()) + self.norms[number])
+            self._drop(*(unit if held and not every else ()), "reduced")
+            self._hold("reduced", whole)
+            self.at.free(self.at.new(whole / 256 / s.S))
+            self._drop(*reversed(unit))
+            if not every:
+                self.at.free(*reversed(held))
+                held.clear()
+            held.append(self.at.new(whole / s.S, _REDUCE))
+            if s.S == 1:
+                self.at.free(self.at.new(whole, _REDUCE))
+            self.at.free(*(held.pop() for _ in held[1:]))
+
+    def _muon(self, number: int, size: float) -> None:
+        """A matrix, of a round of one for each rank; the round before is still there."""
+        s, side = self.s, min(self.s.C**2, size)
+        if self.stateless:
+            self.at.new(4 * size / s.S)
+        self.sizes |= dict.fromkeys(("grad", "mixed"), 4 * size / s.S) | {"low": 2 * size / s.S}
+        self.sizes |= dict.fromkeys(("half", "half2", "half3"), size) | dict.fromkeys(
+            ("gram", "gram2", "poly", "poly2"), 2 * side
+        )
+        self._play(_MUON)
+        if number % s.S == 0:
+            self._drop("before")
+            self._move("sent", "before")
+            self._hold("sent", 2 * size)
+        self._play(f"-low {_ORTHOGONALISE if number % s.S == 0 else ''}")
