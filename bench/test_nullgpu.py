@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_calls_of_ops(report):
 
 
 def test_a_step_of_124m(report, tmp_path):
-    figures = {}
+    figures: dict[str, Any] = {}
     for name, program in RUNS.items():
         path = tmp_path / f"{len(figures)}.json"
         out = ["--out", str(tmp_path / f"run-{len(figures)}")] if "fasttrain" in name else []

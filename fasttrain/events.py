@@ -101,8 +101,7 @@ class EventKind(StrEnum):
         "check the disk; `fasttrain checkpoint verify RUN` reads all checkpoints. It is not deleted")
     RANK_FAILURE = ("rank failure", Severity.ERROR, "another rank died or hangs; the run ends",
         "read that rank's log and its node's dmesg; if the rank was only slow, raise parallel.timeout")
-    OUT_OF_MEMORY = ("out of memory", Severity.ERROR, "a GPU's memory is full; the run ends",
-        "lower batch.micro, set parallel.recompute, or shard over more GPUs; it resumes from its last checkpoint")
+    OUT_OF_MEMORY = ("out of memory", Severity.ERROR, "a GPU's memory is full; the run ends", "do what the text says")
     STOP = ("stop", Severity.ERROR, "the monitor ended the run, or the loss is not finite",
         "change what it names or lower optim.lr; resume from before it: `--resume RUN@STEP --out NEW`")
     NOT_SAVED = ("not saved", Severity.ERROR, "the run ended, and its last state is not saved",

@@ -39,7 +39,7 @@ def calls() -> dict[str, dict[str, Call]]:
     cos, sin = (table.cuda() for table in ft.rotary_table(T, D))
 
     def sdpa() -> Tensor:
-        return F.scaled_dot_product_attention(*(z.transpose(1, 2) for z in (q, k, v)), is_causal=True)
+        return F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
 
     def qk_norm_rope() -> tuple[Tensor, Tensor]:
         return ft.qk_norm_rope(qkv[:, :, :H], qkv[:, :, H : 2 * H], q_weight, k_weight, cos, sin)
@@ -78,14 +78,14 @@ def _outputs(result: Any) -> list[Tensor]:
     return [out for out in outputs if isinstance(out, Tensor) and out.requires_grad]
 
 
-def measure(contenders: dict[str, Call]) -> dict[str, float]:
+def measure(implementations: dict[str, Call]) -> dict[str, float]:
     """The median of the rounds, which are interleaved."""
-    spent: dict[str, list[float]] = {name: [] for name in contenders}
-    for call in contenders.values():
+    spent: dict[str, list[float]] = {name: [] for name in implementations}
+    for call in implementations.values():
         for _ in range(WARM_UP):
             call()
     for _ in range(ROUNDS):
-        for name, call in contenders.items():
+        for name, call in implementations.items():
             start = time.process_time()
             for _ in range(CALLS):
                 call()
@@ -94,7 +94,7 @@ def measure(contenders: dict[str, Call]) -> dict[str, float]:
 
 
 def main() -> None:
-    torch.autograd.set_multithreading_enabled(False)  # type: ignore[attr-defined]
+    torch.autograd.set_multithreading_enabled(False)
     table = {}
     for op, implementations in calls().items():
         with torch.no_grad():

@@ -19,8 +19,8 @@ HEAD = """# Events and exit codes
 
 <!-- Written from fasttrain/events.py; to update it: {command} -->
 
-Every event is a line of `events.jsonl` and of the terminal, a mark in
-TensorBoard and W&B, and a row of [its report](report.md). [monitor.md](monitor.md) has the rules behind them.
+Every event is a line of `events.jsonl` and the terminal, a mark in TensorBoard and W&B, and a row of
+[the report](report.md). Rules: [monitor.md](monitor.md).
 
 ```json
 {{"step": 74, "time": 1767225600.0, "tokens": 18944, "kind": "rollback", "text": "rolled back to ...",
@@ -28,8 +28,8 @@ TensorBoard and W&B, and a row of [its report](report.md). [monitor.md](monitor.
  "documents": ["json/decoder.py", ...]}}
 ```
 
-`step` counts completed steps; `action` is what the run does about it, if anything; `documents` are up to 50 of the
-steps involved. `fasttrain data locate` lists all.
+`step` counts completed steps; `action` is what the run does about it; `documents` are up to 50 of those steps'
+(`fasttrain data locate` lists all).
 """
 CODES_HEAD = """
 ## Exit codes
