@@ -55,7 +55,7 @@ class EventKind(StrEnum):
     RESUME = ("resume", Severity.INFO, "the run resumes from a checkpoint",
         "if it restarted by itself, look at the events before, or at torchrun's log")
     CHANGED_SETTING = ("changed setting", Severity.INFO, "a setting differs from the checkpoint's",
-        "if not meant, start again with the former value")
+        "if not meant, restart with the former value")
     PLAN = ("plan", Severity.WARNING, "the settings contradict each other, or waste something",
         "change the settings, or accept it")
     DATA = ("data", Severity.WARNING, "the data looks wrong: lint, or another tokenizer than the pretrained weights'",
@@ -67,7 +67,7 @@ class EventKind(StrEnum):
     NORM = ("warning", Severity.WARNING, "the gradient norm stays high while the loss does not",
         "if it keeps growing, lower optim.lr or optim.clip; harmless after a plateau")
     SPIKE = ("spike", Severity.ERROR, "the loss stays above the run's own noise for several steps",
-        "wait: the next event says what the run does, and what caused it")
+        "wait: the next event says what the run does, and why")
     SKIP = ("skip", Severity.ACTION, "the run skips batches (monitor.spike: skip)",
         "look at the documents; the weights have been trained on the bad batches")
     ROLLBACK = ("rollback", Severity.ACTION, "the run returns to an earlier checkpoint and skips the batches since",

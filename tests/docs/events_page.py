@@ -28,8 +28,8 @@ Every event is a line of `events.jsonl` and the terminal, a mark in TensorBoard 
  "documents": ["json/decoder.py", ...]}}
 ```
 
-`step` counts completed steps; `action` is what the run does about it; `documents` are up to 50 of those steps'
-(`fasttrain data locate` lists all).
+`step` counts completed steps; `action` is what the run does about it; `documents` are up to 50 (`fasttrain
+data locate` lists all).
 """
 CODES_HEAD = """
 ## Exit codes
@@ -40,7 +40,7 @@ CODES_HEAD = """
 CODES_TAIL = """| 128 + n | signal n: saved and stopped as asked (SIGINT 130, SIGUSR1 138, SIGTERM 143) |
 | 137 | SIGKILL, mostly for lack of memory: lower `batch.micro`; the same command resumes |
 
-torchrun exits with 0 or 1; its last lines have the codes of the ranks.
+torchrun exits with 0 or 1; its last lines have ranks' codes.
 """
 TITLES = {
     Severity.ERROR: "Errors",
