@@ -14,7 +14,7 @@ MIB = 2**20
 WORKSPACE = 32 * MIB  # of cuBLAS, for each thread: torch's default from Hopper on (8 MiB before)
 SMS = 132  # of an H100: a norm's backward has a row of partial sums for each
 MICRO_BATCHES, STEPS = 2, 4  # that are played: later ones repeat
-MARGIN, SMALL = 0.005, 16 * MIB  # for what is not played: norms' gradients, scalars, validation
+MARGIN, SMALL = 0.005, 16 * MIB  # for what is not played: norms' gradients, scalars, samples
 _GATHER, _REDUCE = 1, 2  # FSDP's streams
 
 _ATTEND, _FEED = "+qkv =cublas +q +k +o +lse", "+out +n1 +r1 +gu +act"
@@ -93,6 +93,7 @@ def reserved(step: Any) -> int:
         if run.at.reserved != before:
             before = run.at.reserved
             run.step()
+    run.validate()
     return int((1 + MARGIN) * run.at.reserved) + SMALL
 
 
@@ -108,25 +109,19 @@ class _Steps:
         self.units, self.norms = [root, *[block] * s.L], [s.C, *[2 * s.C + D // 2] * s.L]
         self.sizes = {
             **dict.fromkeys(("x", "r", "n1", "r1", "n2", "r2", "out", "down", "d", "d_r", "d_r2", "d_n1", "e"), C),
-            **dict.fromkeys(("q", "o", "d_o", "d_q", "d_q2"), H),
-            **dict.fromkeys(("k", "d_k", "d_v", "d_k2"), K),
+            **dict.fromkeys(("q", "o", "d_o", "d_q", "d_q2"), H), **dict.fromkeys(("k", "d_k", "d_v", "d_k2"), K),
             "qkv": H + 2 * K, "d_qkv": H + 2 * K, "gu": 2 * F, "d_gu": 2 * F, "act": F, "d_act": F,
             "lse": 4 * s.model.heads * s.M, "sums": 4 * SMS * s.C, "cublas": WORKSPACE, "cublas_backward": WORKSPACE,
             **{name: s.a * size for name, size in (root | block).items()}, "w_head": s.a * head,
             **dict.fromkeys(("cos", "sin", "angle", "cos2", "sin2"), s.table / 2),
-            "drawn": drawn, "drawn2": drawn,
-            "batch": 32 * s.M, "d_wide": 4 * s.M * s.C, "wide": 4 * head,
+            "drawn": drawn, "drawn2": drawn, "batch": 32 * s.M, "d_wide": 4 * s.M * s.C, "wide": 4 * head,
             "segments": 4 * s.C * (s.M // 10 + min(s.M, s.vocab)),
             "logits": s.chunk.tokens * (-(-s.vocab // 16) * 16) * s.a,
+            "stats": s.stats.tokens * (-(-s.vocab // 16) * 16) * 4,
             "norms": 4 * sum(map(len, self.units)) * -(-head // (s.S * 65536)),
         }  # fmt: skip
-        self.fsdp, self.adds, self.grads, self.gathered = (
-            s.sharded and not s.cast,
-            False,
-            dict[int, list[int]](),
-            set[int](),
-        )
-        self.stateless, self.once = True, s.parallel.reshard_after_forward
+        self.fsdp, self.adds, self.once = s.sharded and not s.cast, False, s.parallel.reshard_after_forward
+        self.grads, self.gathered, self.stateless = dict[int, list[int]](), set[int](), True
         for number in range(s.L + 1):
             self._all(number, 4 / s.S)
         self._play(_START)
@@ -148,6 +143,20 @@ class _Steps:
         self.stateless = False
         for number in sorted(self.grads):
             self.at.free(*self.grads.pop(number))
+
+    def validate(self) -> None:
+        """Forward alone, and logits in float32."""
+        self._gather(0)
+        self._play("+r +x")
+        for l in range(1, self.s.L + 1):
+            self._gather(l)
+            self._play(f"{_FORWARD['full']} -x -r")
+            self._move("n2", "x")
+            self._move("r2", "r")
+            if self.once:
+                self._release(l)
+        self._play("-r +stats -stats -x -gather")
+        self._release(0)
 
     def _play(self, script: str) -> None:
         now, sizes, at = self.now, self.sizes, self.at
@@ -280,9 +289,8 @@ class _Steps:
         if self.stateless:
             self.at.new(4 * size / s.S)
         self.sizes |= dict.fromkeys(("grad", "mixed"), 4 * size / s.S) | {"low": 2 * size / s.S}
-        self.sizes |= dict.fromkeys(("half", "half2", "half3"), size) | dict.fromkeys(
-            ("gram", "gram2", "poly", "poly2"), 2 * side
-        )
+        self.sizes |= dict.fromkeys(("half", "half2", "half3"), size)
+        self.sizes |= dict.fromkeys(("gram", "gram2", "poly", "poly2"), 2 * side)
         self._play(_MUON)
         if number % s.S == 0:
             self._drop("before")

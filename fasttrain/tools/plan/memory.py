@@ -120,9 +120,12 @@ def precision_of(parallel: config.ParallelConfig, *, cpu: bool = False) -> str:
     return parallel.precision if parallel.precision != "auto" else "fp32" if cpu else "bf16"
 
 
-def planned_chunk(tokens: int, hidden: int, vocab: int, *, precision: str, device: str) -> LossChunk:
-    """The tokens whose logits exist at a time, as the loss will split them."""
-    return loss_chunk(tokens, hidden, vocab, dtype=_DTYPES[precision], use_triton=device == "cuda")
+def planned_chunk(
+    tokens: int, hidden: int, vocab: int, *, precision: str, device: str, stats: bool = False
+) -> LossChunk:
+    """The tokens whose logits exist at a time, as the loss will split them; stats: of a validation."""
+    dtype, cuda = _DTYPES[precision], device == "cuda"
+    return loss_chunk(tokens, hidden, vocab, dtype=dtype, use_triton=cuda, need_dweight=not stats, stats=stats)
 
 
 class _StepMemory:
@@ -153,6 +156,7 @@ class _StepMemory:
         self.states = optimizer_bytes(model, vocab, settings.optim.kind)
         self.update = OPTIMIZERS[settings.optim.kind].whole_matrices * 2 * model.hidden * model.ffn * self.a
         self.chunk = planned_chunk(self.M, self.C, vocab, precision=precision, device=device)
+        self.stats = planned_chunk(self.M, self.C, vocab, precision=precision, device=device, stats=True)
         # Whether the head's gradient is no fp32 sum of chunks: it is in bf16 at once, and multiplied in hardware
         self.one_chunk = self.chunk.dweight_dtype == "bfloat16"
         self.table = 4 * model.head_dim * settings.data.sequence  # cosines and sines

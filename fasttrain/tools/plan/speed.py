@@ -74,7 +74,7 @@ class Work:
     reduced: int = 4  # bytes of an element of the gradients that are reduced
     linear_loss: bool = True
     optimizer: OptimizerKind = "adamw"
-    host: float | None = None  # seconds of a step; None: a rule of thumb, for trainers that nobody measured
+    host: float = 0.0  # seconds of a step; 0: a rule of thumb, for trainers that nobody measured
     gated: bool = True  # False: a feed-forward layer of two matrices, as many elements as the model's three
 
     @property
@@ -170,8 +170,8 @@ def host_seconds(settings: config.Config, *, dp_size: int) -> float:
     copies = dp_size == 1 and (precision_of(parallel) == "fp32" or parallel.holds_copies(parameters))
     block = HOST_BLOCK[compiled] + (0 if copies else HOST_FSDP) + (HOST_RANKS if dp_size > 1 else 0)
     block += 0 if compiled else HOST_AGAIN[parallel.recompute]
-    step = HOST_STEP + (0 if copies else HOST_FSDP_STEP)
-    return step + max(batch.sequences // (batch.micro * dp_size), 1) * model.layers * block
+    micro_batches = max(batch.sequences // (batch.micro * dp_size), 1)
+    return HOST_STEP + (0 if copies else HOST_FSDP_STEP) + micro_batches * model.layers * block
 
 
 @cache
@@ -194,8 +194,7 @@ def speed(work: Work, hardware: Hardware, calibration: Calibration | None = None
         "streaming": _streaming(work, gpu, given),
     }
     busy = sum(per_micro.values())
-    thumb = 3 * n * work.model.layers * HOST_SECONDS["cuda", work.compiled or work.fused]
-    host = thumb if work.host is None else work.host
+    host = work.host or 3 * n * work.model.layers * HOST_SECONDS["cuda", work.compiled or work.fused]
     per_micro["launching"] = max(host / n - busy, 0.0)
     parts = {part: n * seconds for part, seconds in per_micro.items()}
     parts["optimizer"] = _optimizer(work, gpu, given) + _STEP
