@@ -8,6 +8,7 @@ The runs are those of tests/fasttrain/tools/plan/reserved.toml, where the figure
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -96,15 +97,19 @@ def text(all_rows: list[dict[str, Any]]) -> str:
     )
 
 
-def main(arguments: list[str]) -> None:
-    named = [name for name in arguments if not name.startswith("--")]
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.plan_memory", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--fits", action="store_true", help="train on a card of the planned size: are there retries?")
+    parser.add_argument("--write", action="store_true", help="keep what was measured in the table")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="of the table; default: all")
+    asked = parser.parse_args()
     found = rows()
     for row in found:
-        if named and row["id"] not in named:
+        if asked.runs and row["id"] not in asked.runs:
             continue
         plan = planned(row)
         taken = plan.bytes - plan.process
-        if "--fits" in arguments:
+        if asked.fits:
             seen = measure(row, gigabytes=taken / 1e9)
             print(
                 f"{row['id']:<24} {taken / 2**30:8.3f} GiB: {seen['steps']} steps, {seen['retries']} retries",
@@ -123,7 +128,7 @@ def main(arguments: list[str]) -> None:
             f"planned {taken / 2**30:7.3f} GiB ({taken / seen['reserved'] - 1:+.2%})  host {row['host_ms']:.1f} ms",
             flush=True,
         )
-        if "--write" in arguments:
+        if asked.write:
             TABLE.write_text(text(found))
 
 
@@ -131,4 +136,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--inside"]:
         inside(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
     else:
-        main(sys.argv[1:])
+        main()

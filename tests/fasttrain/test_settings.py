@@ -100,6 +100,7 @@ VALUES: dict[str, Any] = {
     "parallel.grad_reduce": Other("every", SHARDED | {"batch.micro": 2}),
     "parallel.compile": "on",
     "parallel.recompute": "full",
+    "parallel.cuda_graph": True,  # an error without a GPU; what it does with one: test_cuda_graph.py
     "parallel.timeout": 77,
     "checkpoint.every": 3,
     "checkpoint.keep_last": 1,

@@ -55,7 +55,7 @@ def test_attention_without_a_compiler(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(cpp, "missing", lambda: "there is no C++ compiler (g++)")
     code, findings, _ = answer(capsys, "--out", str(tmp_path), "--quick")
     assert code == 0
-    assert findings["attention"]["value"] == "blocked (cpp: there is no C++ compiler (g++); sdpa: cu_seqlens)"
+    assert findings["attention"]["value"] == "blocked (cpp: there is no C++ compiler (g++); sdpa: documents)"
     assert findings["attention"]["level"] == "missing"
     assert findings["attention"]["remedy"].startswith("apt-get install g++")
     _, findings, _ = answer(capsys, "--out", str(tmp_path), "--quick", "--parallel.precision", "bf16")

@@ -67,7 +67,7 @@ class Stream:
     """A GPU that is behind: events get their time when the stream has got there."""
 
     def __init__(self) -> None:
-        self.now, self.waits = 0.0, 0
+        self.now, self.waits, self.captures = 0.0, 0, False
         self.pending: list[Any] = []
 
     def run(self, milliseconds):
@@ -102,6 +102,7 @@ def stream(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: stream.captures)
     return stream
 
 
@@ -117,6 +118,16 @@ def test_on_a_gpu_only_asking_waits(stream):
     assert stream.waits == 0
     assert [phases.seconds() for phases in steps] == [{"data": 0.003, "forward_backward": 0.04}] * 2
     assert stream.waits == 2
+
+
+def test_captured_work_has_no_phases(stream):
+    timer = StepTimer(CUDA)
+    stream.captures = True
+    timer.mark("forward")
+    stream.captures = False
+    stream.run(3.0)
+    timer.mark("step")
+    assert timer.end_step().seconds() == {"step": 0.003}
 
 
 @pytest.mark.gpu
