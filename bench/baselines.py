@@ -44,7 +44,7 @@ def fasttrain(vocab: int, parallel: ParallelConfig = ParallelConfig()) -> Step: 
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
-        loss = model(inputs, targets).loss_sum / targets.numel()
+        loss = model(inputs, targets) / targets.numel()
         loss.backward()
         with torch.profiler.record_function("clip"):
             clip(model.parameters(), OPTIM.clip)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -31,13 +31,6 @@ from fasttrain.data.batches import IGNORED
 
 _CUT = 3.0  # initial weights lie within so many standard deviations
 _INIT_ROWS = 128  # that one seed initialises: a rank draws the rows of its shard, and at most so many around them
-
-
-class Loss(NamedTuple):
-    """A sum and a count, so that a step can be divided by the valid tokens of all micro-batches and ranks."""
-
-    loss_sum: Tensor  # () float32, z-loss included
-    num_tokens: Tensor  # () int64
 
 
 class Past(Protocol):
@@ -126,11 +119,10 @@ class Head(nn.Module):
         self.weight = None if tied else nn.Parameter(torch.empty(vocab, hidden))
         self.z_loss = z_loss
 
-    def forward(self, normed: Tensor, targets: Tensor, tied: Tensor | None) -> Loss:  # (B, T, C), (B, T), (V, C)
-        loss_sum = kernels.linear_cross_entropy(
+    def forward(self, normed: Tensor, targets: Tensor, tied: Tensor | None) -> Tensor:  # (B, T, C), (B, T), (V, C)
+        return kernels.linear_cross_entropy(
             normed, self._weight(tied), targets, ignore_index=IGNORED, z_loss=self.z_loss, reduction="sum"
         )
-        return Loss(loss_sum, (targets != IGNORED).sum())
 
     def stats(self, normed: Tensor, targets: Tensor, tied: Tensor | None) -> kernels.TokenStats:  # (B, T) each
         return kernels.linear_cross_entropy_stats(normed, self._weight(tied), targets, ignore_index=IGNORED)
@@ -178,8 +170,8 @@ class Decoder(nn.Module):
         targets: Tensor,  # (B, T); IGNORED: does not count
         cu_seqlens: Tensor | None = None,  # (num_docs + 1,) int32, over the flattened batch
         positions: Tensor | None = None,  # (B, T), within the document
-    ) -> Loss:
-        """The summed loss of all targets, and how many they are."""
+    ) -> Tensor:  # () float32
+        """The sum of all targets' losses, z-loss included: the mean is over those of all micro-batches and ranks."""
         return self.head(self._normed(tokens, cu_seqlens, positions), targets, self._tied_weight())
 
     def stats(

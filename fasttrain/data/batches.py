@@ -16,6 +16,7 @@ B samples, T tokens of a sample, N documents.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,7 @@ from fasttrain.data.order import Mixture, MixturePart, place_of, samples_at
 from fasttrain.data.stream import TokenStream
 
 IGNORED = -100  # a target without a loss: the ignore_index of linear_cross_entropy and of PyTorch
+_BRIEF = 2e-3  # seconds of a read that the loop can spare
 ORDER_BATCH = 512  # samples whose order is computed at a time: of so many, it costs a microsecond for four
 
 Item = TypeVar("Item")
@@ -279,17 +281,18 @@ def _samples_of(component: MixtureComponent, sequence: int) -> int:
 
 
 class Prefetcher(AbstractContextManager["Prefetcher[Item]"], Generic[Item]):
-    """`at(step)`, as `read(step)` gives it, with the `ahead` steps after it read by a background thread.
+    """`at(step)`, as `read(step)` gives it, with the `ahead` steps after it read meanwhile by a background thread.
 
-    Reading and copying release the interpreter's lock.
-    Steps may come in any order: what was read for steps no longer ahead is dropped. An error of `read` is raised by the
-    `at` of its own step. Use as a context, or call close().
+    What takes no time, because it is in memory, is read ahead by `at` itself: two threads that take the interpreter's
+    lock from each other need four times as long. Steps may come in any order: what was read for steps no longer ahead
+    is dropped. An error of `read` is raised by the `at` of its own step. Use as a context, or call close().
     """
 
     def __init__(self, read: Callable[[int], Item], *, ahead: int, stop: int | None = None) -> None:
         """stop: read nothing ahead from this step on."""
         self._read, self._ahead, self._stop = read, ahead, stop
         self._pending: dict[int, Future[Item]] = {}
+        self._seconds = math.inf  # that the last read took
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fasttrain-prefetch")
         self.waited = 0.0
         """Seconds that the last `at` took: the time that a step waited for data."""
@@ -300,13 +303,30 @@ class Prefetcher(AbstractContextManager["Prefetcher[Item]"], Generic[Item]):
         wanted = range(step, max(step, last) + 1)
         for number in [number for number in self._pending if number not in wanted]:
             self._pending.pop(number).cancel()
-        for number in wanted:
-            if number not in self._pending:
-                self._pending[number] = self._thread.submit(self._read, number)
+        missing = [number for number in wanted if number not in self._pending]
+        is_idle = all(pending.done() for pending in self._pending.values())
+        is_brief = is_idle and self._seconds < _BRIEF and step not in missing and len(missing) == 1
+        for number in missing:
+            self._pending[number] = Future() if is_brief else self._thread.submit(self._timed, number)
         try:
             return self._pending.pop(step).result()
         finally:
             self.waited = time.perf_counter() - begin
+            if is_brief:
+                self._read_now(missing[0])
+
+    def _timed(self, step: int) -> Item:
+        begin = time.perf_counter()
+        try:
+            return self._read(step)
+        finally:
+            self._seconds = time.perf_counter() - begin
+
+    def _read_now(self, step: int) -> None:
+        try:
+            self._pending[step].set_result(self._timed(step))
+        except Exception as error:
+            self._pending[step].set_exception(error)
 
     def forget(self) -> None:
         """Drop what was read ahead, because steps have other batches from now on."""

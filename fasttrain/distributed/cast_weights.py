@@ -20,7 +20,8 @@ from torch import Tensor, nn
 def cast_weights(model: nn.Module, dtype: torch.dtype, *, units: Sequence[nn.Module], methods: Sequence[str]) -> None:
     """Make forward and backward, and other methods without a gradient, use copies of a model's weights in a dtype.
 
-    A unit's gradients are turned into float32, and their memory freed, as soon as they are complete.
+    A unit's gradients are turned into float32, and their memory freed, as soon as they are complete: those of one graph
+    come together, so that more units would be more launches and no less memory.
     """
     weights = _CastWeights(model, dtype, units)
     for method in ("forward", *methods):
@@ -99,7 +100,8 @@ class _Gradients:
         if self._missing:
             return
         self._missing = len(self._copies)
-        gradients = [torch.empty_like(weight) for weight in self._weights]
+        flat = self._weights[0].new_empty(sum(weight.numel() for weight in self._weights))
+        gradients = list(torch._C._nn.unflatten_dense_tensors(flat, self._weights))  # type: ignore[attr-defined]
         torch._foreach_copy_(gradients, [copy.grad for copy in self._copies if copy.grad is not None])
         if self._weights[0].grad is None:
             for weight, gradient in zip(self._weights, gradients, strict=True):

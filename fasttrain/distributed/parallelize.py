@@ -48,7 +48,7 @@ def parallelize(model: Decoder, parallel: config.ParallelConfig, runtime: Runtim
         forward = _recomputed(block.forward, parallel.recompute)
         block.forward = torch.compile(forward, fullgraph=True) if compiled else forward
     if alone and copies:
-        cast_weights(model, runtime.dtype, units=list(model.blocks), methods=_INFERENCE)
+        cast_weights(model, runtime.dtype, units=[] if together else list(model.blocks), methods=_INFERENCE)
     if alone:
         return
     precision = MixedPrecisionPolicy(

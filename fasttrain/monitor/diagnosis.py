@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from fasttrain.data.batches import Batch
+from fasttrain.data.batches import IGNORED, Batch
 from fasttrain.distributed.runtime import Runtime
 from fasttrain.events import Anomaly
 from fasttrain.model import Decoder
@@ -62,6 +62,6 @@ def _mean_loss(model: Decoder, micro_batches: Iterable[Batch], runtime: Runtime)
     for micro in micro_batches:
         batch = micro.to(runtime.device)
         loss = model(batch.tokens, batch.targets, batch.cu_seqlens, batch.positions)
-        total += torch.stack([loss.loss_sum.double(), loss.num_tokens.double()])
+        total += torch.stack([loss.double(), (batch.targets != IGNORED).sum()])
     dist.all_reduce(total, group=runtime.dp_group)
     return (total[0] / total[1]).item()

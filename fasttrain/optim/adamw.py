@@ -57,7 +57,8 @@ class AdamW(torch.optim.AdamW):
         is_whole = len(gradients) == len(params)
         if known is None or not is_whole or self.state[params[0]].get("exp_avg") is not known.first:
             lists: list[list[Tensor]] = [[] for _ in range(6)]
-            self._init_group(group, *lists)  # torch's: makes state that is missing
+            # torch's: makes state that is missing
+            self._init_group(group, *lists)  # type: ignore[no-untyped-call]
             weights, _, means, squares, _, steps = ([*map(local, x)] for x in lists)
             known = _Group(lists[2][0] if means else None, weights, means, squares, steps)
             self._known.pop(number, None)

@@ -89,19 +89,21 @@ def _update(state: TrainState, timer: StepTimer, totals: Tensor, *inputs: Any) -
     micro_batches = list(zip(*[iter(inputs)] * 4, strict=True))
     for number, (tokens, targets, cu_seqlens, positions) in enumerate(micro_batches, 1):
         before_backward(model, state.settings.parallel, last=number == len(micro_batches))
-        mean = model(tokens, targets, cu_seqlens, positions).loss_sum / num_tokens
+        mean = model(tokens, targets, cu_seqlens, positions) / num_tokens
         timer.mark("forward")
         scaler.scale(mean).backward()
         timer.mark("backward")
         loss += mean.detach()
     scaler.unscale_(optimizer)
     norms = gradient_norms(state.norm_groups)
-    norm = clip(chain(*state.norm_groups), state.settings.optim.clip, norms)
+    weights = list(chain(*state.norm_groups))
+    norm = clip(weights, state.settings.optim.clip, norms)
     if not scaler.is_enabled():
         skip_unless_finite(optimizer, norm)
     scaler.step(optimizer)
     scaler.update()
-    optimizer.zero_grad()
+    for weight in weights:
+        weight.grad = None
     timer.mark("optimizer")
     sum_over_ranks(loss := loss.to(torch.float64), runtime.dp_group)
     return torch.cat([torch.stack([loss, norm.to(torch.float64)]), totals, norms[:-1].to(torch.float64)])

@@ -80,9 +80,8 @@ def test_logits_loss_and_gradients_are_those_of_transformers(name):
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
     expected.backward()
     loss = ours(tokens, targets)
-    loss.loss_sum.backward()
-    torch.testing.assert_close(loss.loss_sum, expected, rtol=1e-6, atol=0)
-    assert loss.num_tokens == tokens.numel() - 5
+    loss.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
     assert_same_gradients(to_huggingface(gradients(ours), model), gradients(theirs))
 
 
@@ -104,14 +103,13 @@ def test_packed_documents_are_documents_one_by_one():
     positions = torch.cat([torch.arange(b - a) for a, b in pairwise(ends)]).view_as(tokens)
     flat, flat_targets = tokens.flatten(), targets.flatten()
     packed = model(tokens, targets, cu_seqlens, positions)
-    packed.loss_sum.backward()
+    packed.backward()
     got = gradients(model)
     model.zero_grad()
     single = [model(flat[None, a:b], flat_targets[None, a:b]) for a, b in pairwise(ends)]
-    total = sum(loss.loss_sum for loss in single)
+    total = torch.stack(single).sum()
     total.backward()
-    torch.testing.assert_close(packed.loss_sum, total)
-    assert packed.num_tokens == sum(loss.num_tokens for loss in single)
+    torch.testing.assert_close(packed, total)
     assert_same_gradients(got, gradients(model))
 
 
@@ -121,7 +119,7 @@ def test_stats_and_z_loss():
     logits = model.logits(tokens)
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
     torch.testing.assert_close(stats.loss.flatten(), expected)
-    torch.testing.assert_close(model(tokens, targets).loss_sum, (stats.loss + 1e-2 * stats.lse**2).sum())
+    torch.testing.assert_close(model(tokens, targets), (stats.loss + 1e-2 * stats.lse**2).sum())
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -210,10 +208,10 @@ def fsdp_rank() -> None:
             torch.testing.assert_close(part.full_tensor(), whole.detach(), rtol=0, atol=0)
 
         tokens, targets = batch(B=2)
-        loss = alone(tokens, targets).loss_sum
+        loss = alone(tokens, targets)
         loss.backward()
         mine = slice(dist.get_rank(), dist.get_rank() + 1)
-        part_loss = sharded(tokens[mine], targets[mine]).loss_sum
+        part_loss = sharded(tokens[mine], targets[mine])
         part_loss.backward()
         total = part_loss.detach().clone()
         dist.all_reduce(total)
@@ -238,7 +236,7 @@ def test_blocks_compile_to_one_graph_for_all_steps(documents):
     with torch._dynamo.config.patch(error_on_recompile=True):
         for step in range(3):
             cu_seqlens = torch.tensor(ends[step], dtype=torch.int32) if documents else None
-            losses = [model(tokens, targets, cu_seqlens, positions).loss_sum for model in (eager, compiled)]
+            losses = [model(tokens, targets, cu_seqlens, positions) for model in (eager, compiled)]
             for loss in losses:
                 loss.backward()
             torch.testing.assert_close(losses[1], losses[0])
@@ -274,9 +272,9 @@ def test_dropout_acts_in_training_only(option):
     plain, model = decoder(), decoder(replace(TINY, **changed))
     model.load_state_dict(plain.state_dict())
     tokens, targets = batch()
-    loss = model(tokens, targets).loss_sum
+    loss = model(tokens, targets)
     loss.backward()
-    assert not torch.allclose(loss, plain(tokens, targets).loss_sum)
+    assert not torch.allclose(loss, plain(tokens, targets))
     torch.testing.assert_close(model.eval()(tokens, targets), plain(tokens, targets))
 
 

@@ -321,6 +321,35 @@ def test_waiting_is_measured():
         assert prefetcher.waited < 0.15  # it was there
 
 
+def test_what_is_in_memory_is_read_without_the_thread_and_only_one_step_at_a_time():
+    """After a slow read the thread takes over, so that the loop waits for storage once at most."""
+    threads: list[bool] = []
+    reader = Reader()
+
+    def read(step: int) -> int:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return reader(step)
+
+    with Prefetcher(read, ahead=2) as prefetcher:
+        prefetcher.at(0)
+        assert reader.has_read(0, 1, 2)
+        assert threads == [False] * 3
+        for step in range(1, 5):
+            assert prefetcher.at(step) == step * 10
+        assert threads[3:] == [True] * 4
+        reader.seconds = 0.02
+        prefetcher.at(5)
+        assert threads[7:] == [True]
+        prefetcher.at(6)
+        assert reader.has_read(8)
+        assert threads[8:] == [False]
+        reader.broken, reader.seconds = 10, 0.0
+        for step in (7, 8, 9):
+            prefetcher.at(step)
+        with pytest.raises(OSError, match="step 10 cannot be read"):
+            prefetcher.at(10)
+
+
 def test_closing_ends_the_thread_early():
     reader = Reader(seconds=0.05)
     before = threading.active_count()

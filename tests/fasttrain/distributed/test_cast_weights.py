@@ -36,7 +36,7 @@ def cast(dtype: torch.dtype = torch.bfloat16, recompute: Any = "none") -> Decode
 def accumulated(model: Decoder) -> tuple[list[Tensor], list[Tensor]]:
     losses = []
     for tokens in TOKENS:
-        loss = model(tokens, tokens.roll(1, -1)).loss_sum
+        loss = model(tokens, tokens.roll(1, -1))
         loss.backward()
         losses.append(loss.detach())
     return losses, [local(p.grad) for p in model.parameters() if p.grad is not None]
@@ -67,7 +67,7 @@ def test_the_model_has_its_own_weights_except_between_forward_and_backward() -> 
     def has_its_own() -> bool:
         return all(parameter is weights[name] for name, parameter in model.named_parameters())
 
-    loss = model(tokens, tokens).loss_sum
+    loss = model(tokens, tokens)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     loss.backward()
     assert has_its_own()

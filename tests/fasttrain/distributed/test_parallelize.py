@@ -40,7 +40,7 @@ def collectives(parallel: ParallelConfig) -> Counter[str]:
         with Ops("c10d") as said:
             for number in range(MICRO_BATCHES):
                 before_backward(model, parallel, last=number == MICRO_BATCHES - 1)
-                model(tokens, tokens).loss_sum.backward()
+                model(tokens, tokens).backward()
         return said.counts
 
 
@@ -102,7 +102,7 @@ def test_what_is_costly_is_computed_again_only_if_everything_is(recompute, again
     parallelize(model, ParallelConfig(recompute=recompute), alone, compiled=False)  # type: ignore[arg-type]
     tokens = torch.randint(64, (1, 8))
     with Ops() as called:
-        model(tokens, tokens).loss_sum.backward()
+        model(tokens, tokens).backward()
     products = called.counts["matmul"] if ours else called.counts["mm"]
     assert products == LAYERS * 4 * (3 + again)
     attention = {name: count for name, count in called.counts.items() if name.startswith("attention_cpp")}

@@ -5,6 +5,7 @@ import re
 import socket
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -77,8 +78,12 @@ def board(monkeypatch):
             self.arguments, self.closed = arguments, False
             self.scalars: list[Any] = []
             self.texts: list[Any] = []
-            self.file_writer = SimpleNamespace(add_summary=lambda summary, step: self.scalars.append((step, summary)))
+            self.file_writer = SimpleNamespace(add_summary=self.add_summary)
             writers.append(self)
+
+        def add_summary(self, summary, step, when):
+            assert 0 <= time.time() - when < 60
+            self.scalars.append((step, summary))
 
         def add_text(self, tag, text, step):
             self.texts.append((step, tag, text))
@@ -118,6 +123,28 @@ def test_tensorboard_gets_groups_of_tags(board, tmp_path):
         (1, "events/spike", 'loss 9 after 3\n\n- action: "none"\n- window: [1, 2]'),
     ]
     assert writer.closed
+
+
+def test_tensorboard_gets_the_steps_of_a_second_together(board, tmp_path, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("fasttrain.metrics.tensorboard.time.time", lambda: now[0])
+    sink = TensorBoard(RunDir(tmp_path), config_toml="", resume_step=0)
+    monkeypatch.setattr(
+        board[0].file_writer, "add_summary", lambda _, step, when: board[0].scalars.append((step, when))
+    )
+    for step, now[0] in ((1, 1000.0), (2, 1000.5), (3, 1000.9)):
+        sink.step(step, {"loss": 1.0})
+    assert board[0].scalars == []
+    now[0] = 1001.0
+    sink.step(4, {"loss": 1.0})
+    assert board[0].scalars == [(1, 1000.0), (2, 1000.5), (3, 1000.9), (4, 1001.0)]
+    sink.step(5, {"loss": 1.0})
+    now[0] = 900.0  # the clock was set back
+    sink.step(6, {"loss": 1.0})
+    assert board[0].scalars[4:] == [(5, 1001.0), (6, 900.0)]
+    sink.step(7, {"loss": 1.0})
+    sink.close(0)
+    assert board[0].scalars[6:] == [(7, 900.0)]
 
 
 def test_tensorboard_forgets_what_a_resumed_run_took_back(board, tmp_path):

@@ -37,7 +37,7 @@ def test_untrained_models_have_the_loss_that_is_expected(
     model.init_weights(0)
     tokens = torch.randint(0, VOCAB, (4, 65))
     with torch.no_grad():
-        loss = float(model(tokens[:, :-1], tokens[:, 1:]).loss_sum) / (4 * 64)
+        loss = float(model(tokens[:, :-1], tokens[:, 1:])) / (4 * 64)
     low, high = first_loss(settings, VOCAB, z_loss)
     assert low - 0.12 < loss < high + 0.12
     run = Config(model=settings, optim=OptimConfig(z_loss=z_loss))
@@ -70,8 +70,8 @@ def test_runs_of_spaces_under_a_tied_head_are_no_defect_and_targets_among_the_in
     model, vocab = Decoder(settings, vocab=128, sequence=256), 128
     model.init_weights(0)
     with torch.no_grad():
-        loss = float(model(tokens[:, :-1], tokens[:, 1:]).loss_sum) / (64 * 256)
-        leak = float(model(tokens[:, :-1], tokens[:, :-1]).loss_sum) / (64 * 256)
+        loss = float(model(tokens[:, :-1], tokens[:, 1:])) / (64 * 256)
+        leak = float(model(tokens[:, :-1], tokens[:, :-1])) / (64 * 256)
     run = Config(model=settings)
     assert first_loss_suspicion(loss, run, vocab, repeated) == ""
     assert hidden == 64 or first_loss_suspicion(loss, run, vocab)  # without knowing of the spaces

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -69,31 +69,26 @@ def chunked_forward(
     buffer = torch.empty(
         split.tokens, triton.cdiv(V, 16) * 16, dtype=getattr(torch, split.logits_dtype), device=hidden.device
     )
-    results = []
-    for chunk in _chunks(M, split.tokens):
-        h = hidden[chunk]
-        padded = buffer[: h.shape[0]]
-        logits = padded[:, :V]
-        factor = coef[chunk] if coef is not None else None
-        _matmul(h, weight.t(), out=logits)
+    padded, logits, columns, results = buffer, buffer[:, :V], weight.t(), []
+    # Split at once: slices for each chunk would take the host as long as the chunk's launches.
+    parts = [x.split(split.tokens) if x is not None and len(x) else () for x in (hidden, target, coef, dhidden)]
+    for number, (h, labels, factor, dh) in enumerate(zip_longest(*parts)):
+        if len(h) < len(padded):  # the last one
+            padded, logits = padded[: len(h)], logits[: len(h)]
+        _matmul(h, columns, out=logits)
         if use_triton:
-            results.append(cross_entropy_triton(padded, V, target[chunk], factor, options, stats))
+            results.append(cross_entropy_triton(padded, V, labels, factor, options, stats))
         else:
-            results.append(cross_entropy_cpu(padded, V, target[chunk], options, grad=factor is not None, stats=stats))
+            results.append(cross_entropy_cpu(padded, V, labels, options, grad=factor is not None, stats=stats))
         if need_dhidden:
-            _matmul(logits, weight, out=dhidden[chunk])
+            _matmul(logits, weight, out=dh)
         if factor is not None and not use_triton:  # on the narrow side of the matmuls: H columns instead of V
             h = h * factor.unsqueeze(1)
             if need_dhidden:
-                dhidden[chunk].mul_(factor.unsqueeze(1))
+                dh.mul_(factor.unsqueeze(1))
         if need_dweight:
-            _matmul(logits.t(), h, out=dweight, accumulate=chunk.start > 0)
+            _matmul(logits.t(), h, out=dweight, accumulate=number > 0)
     return ChunkedForward(_joined(results, wide, stats, hidden.device), dhidden, dweight, grad_scale)
-
-
-def _chunks(num_tokens: int, size: int) -> Iterator[slice]:
-    for start in range(0, num_tokens, max(size, 1)):
-        yield slice(start, min(start + size, num_tokens))
 
 
 def _scaled_for_float16(coef: Tensor) -> tuple[Tensor, Tensor]:

@@ -67,7 +67,7 @@ def _tracked(settings: config.Config, vocab: int, runtime: Any) -> dict[str, int
         for number in range(1, micro_batches + 1):
             tracker.reset_mod_stats()  # it takes a second forward for a mistake otherwise
             before_backward(model, parallel, last=number == micro_batches)
-            model(tokens, targets).loss_sum.backward()
+            model(tokens, targets).backward()
         clip(model.parameters(), settings.optim.clip)
         optimizer.step()
         optimizer.zero_grad()
