@@ -101,7 +101,8 @@ class _Gradients:
             return
         self._missing = len(self._copies)
         flat = self._weights[0].new_empty(sum(weight.numel() for weight in self._weights))
-        gradients = list(torch._C._nn.unflatten_dense_tensors(flat, self._weights))  # type: ignore[attr-defined]
+        weights: list[Tensor] = [*self._weights]
+        gradients = list(torch._C._nn.unflatten_dense_tensors(flat, weights))
         torch._foreach_copy_(gradients, [copy.grad for copy in self._copies if copy.grad is not None])
         if self._weights[0].grad is None:
             for weight, gradient in zip(self._weights, gradients, strict=True):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fasttrain.config import OptimConfig
-from fasttrain.optim.optimizer import local
+from fasttrain.optim.optimizer import shards_of
 
 
 def make(model: nn.Module, optim: OptimConfig, device: torch.device) -> torch.optim.AdamW:
@@ -59,12 +59,12 @@ class AdamW(torch.optim.AdamW):
             lists: list[list[Tensor]] = [[] for _ in range(6)]
             # torch's: makes state that is missing
             self._init_group(group, *lists)  # type: ignore[no-untyped-call]
-            weights, _, means, squares, _, steps = ([*map(local, x)] for x in lists)
+            weights, _, means, squares, _, steps = map(shards_of, lists)
             known = _Group(lists[2][0] if means else None, weights, means, squares, steps)
             self._known.pop(number, None)
             if is_whole:
                 self._known[number] = known
-        return [local(gradient) for gradient in gradients], known
+        return shards_of(gradients), known
 
 
 class _Group(NamedTuple):

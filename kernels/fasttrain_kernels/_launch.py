@@ -27,8 +27,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
         _recorded.launched_by_triton()
         kernel[grid](*args, **constants)
         return
-    device = torch.cuda.current_device()
-    key = (id(kernel), device, *map(_kind, args), *constants.values())
+    device = torch._C._cuda_getDevice()
+    key = (id(kernel), device, *_kind(args), *constants.values())
     known = _compiled.get(key)
     if known is None:
         compiled = kernel[grid](*args, **constants)
@@ -43,13 +43,17 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
     run(x, y, z, torch._C._cuda_getCurrentRawStream(device), function, metadata, None, None, None, *args, *rest)
 
 
-def _kind(argument: Any) -> Any:
+def _kind(args: tuple[Any, ...]) -> list[Any]:
     """What Triton compiles a kernel anew for."""
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() & 15 == 0
-    if type(argument) is int:
-        return argument == 1, argument & 15 == 0, argument >> 31
-    return type(argument)
+    kind: list[Any] = []
+    for a in args:
+        if isinstance(a, Tensor):
+            kind += a.dtype, not a.data_ptr() & 15
+        elif type(a) is int:
+            kind += a == 1, not a & 15, a >> 31
+        else:
+            kind.append(type(a))
+    return kind
 
 
 P = ParamSpec("P")

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fasttrain_kernels._checks import wide_dtype
-from fasttrain_kernels._triton import triton
 from fasttrain_kernels.ops.linear import matmul_out
 from fasttrain_kernels.ops.linear_cross_entropy.chunks import loss_chunk
 from fasttrain_kernels.ops.linear_cross_entropy.cpu import cross_entropy_cpu
@@ -66,15 +65,13 @@ def chunked_forward(
     dweight = torch.empty(V if need_dweight else 0, H, dtype=getattr(torch, split.dweight_dtype), device=hidden.device)
     if M == 0:
         dweight.zero_()  # otherwise the first chunk writes it
-    buffer = torch.empty(
-        split.tokens, triton.cdiv(V, 16) * 16, dtype=getattr(torch, split.logits_dtype), device=hidden.device
-    )
+    buffer = torch.empty(split.tokens, -(-V // 16) * 16, dtype=getattr(torch, split.logits_dtype), device=hidden.device)
     padded, logits, columns, results = buffer, buffer[:, :V], weight.t(), []
     # Split at once: slices for each chunk would take the host as long as the chunk's launches.
-    parts = [x.split(split.tokens) if x is not None and len(x) else () for x in (hidden, target, coef, dhidden)]
+    parts = [x.split(split.tokens) if x is not None and x.shape[0] else () for x in (hidden, target, coef, dhidden)]
     for number, (h, labels, factor, dh) in enumerate(zip_longest(*parts)):
-        if len(h) < len(padded):  # the last one
-            padded, logits = padded[: len(h)], logits[: len(h)]
+        if h.shape[0] < padded.shape[0]:  # the last one
+            padded, logits = padded[: h.shape[0]], logits[: h.shape[0]]
         _matmul(h, columns, out=logits)
         if use_triton:
             results.append(cross_entropy_triton(padded, V, labels, factor, options, stats))

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from fasttrain_kernels._launch import launch
 from fasttrain_kernels._registration import warps
-from fasttrain_kernels._triton import triton
 from fasttrain_kernels.ops.linear_cross_entropy.kernels import _cross_entropy_kernel
 from fasttrain_kernels.ops.linear_cross_entropy.reference import LossOptions
 
@@ -33,7 +32,7 @@ def cross_entropy_triton(
     lse, entropy = (torch.empty_like(loss), torch.empty_like(loss)) if stats else (loss, loss)  # loss: not touched
     correct = torch.empty(rows if stats else 0, dtype=torch.int8, device=logits.device)
     block = _TWO_PASS_BLOCK if coef is not None and options.softcap is None else _BLOCK
-    block = min(block, triton.next_power_of_2(logits.shape[1]))
+    block = min(block, 1 << (logits.shape[1] - 1).bit_length())
     launch(
         _cross_entropy_kernel,
         (rows,),
