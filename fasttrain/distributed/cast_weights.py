@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_PIECE = 2**24  # elements
+
 
 def cast_weights(model: nn.Module, dtype: torch.dtype, *, units: Sequence[nn.Module], methods: Sequence[str]) -> None:
     """Make forward and backward, and other methods without a gradient, use copies of a model's weights in a dtype.
@@ -92,6 +94,13 @@ class _Gradients:
     ) -> None:
         self._weights, self._copies, self._on_complete = weights, copies, on_complete
         self._missing = len(copies)
+        # One allocation for many gradients, but for no more than fit where activations have been.
+        self._pieces: list[tuple[int, list[Tensor]]] = []
+        for weight in weights:
+            if not self._pieces or self._pieces[-1][0] + weight.numel() > _PIECE:
+                self._pieces.append((0, []))
+            numel, members = self._pieces[-1]
+            self._pieces[-1] = numel + weight.numel(), [*members, weight]
         for copy in copies:
             copy.register_post_accumulate_grad_hook(self._count)
 
@@ -100,9 +109,9 @@ class _Gradients:
         if self._missing:
             return
         self._missing = len(self._copies)
-        flat = self._weights[0].new_empty(sum(weight.numel() for weight in self._weights))
-        weights: list[Tensor] = [*self._weights]
-        gradients = list(torch._C._nn.unflatten_dense_tensors(flat, weights))
+        gradients: list[Tensor] = []
+        for numel, weights in self._pieces:
+            gradients += torch._C._nn.unflatten_dense_tensors(weights[0].new_empty(numel), weights)
         torch._foreach_copy_(gradients, [copy.grad for copy in self._copies if copy.grad is not None])
         if self._weights[0].grad is None:
             for weight, gradient in zip(self._weights, gradients, strict=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.nn import Parameter
+from torch.overrides import TorchFunctionMode
 
 from fasttrain_kernels._recorded import recorded
 
@@ -157,6 +158,27 @@ def is_traced() -> bool:
     return _traced
 
 
+class _EmptyLike(TorchFunctionMode):
+    """Traces torch.empty as a method of a tensor.
+
+    A graph that comes from torch's cache is traced once more, and a call that takes no tensor is made there: the GPU
+    would hold a block's activations for nothing, as long as the graph lives.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self._tensor = tensor
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.empty:
+            size = tuple(args[0]) if isinstance(args[0], Sequence) else args
+            strides = torch._prims_common.make_contiguous_strides_for(size)
+            # Each of the one before it: equal calls would be one tensor, and copies of it.
+            self._tensor = self._tensor.new_empty_strided(size, strides, **kwargs)
+            return self._tensor
+        return function(*args, **(kwargs or {}))
+
+
 def _inline(versioned: str, launcher: Callable[..., Any]) -> None:
     """Show torch.compile what an op does for CUDA tensors: allocations and launches, which Inductor then generates.
 
@@ -164,9 +186,10 @@ def _inline(versioned: str, launcher: Callable[..., Any]) -> None:
     """
 
     def trace(mode: FunctionalTensorMode, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not any(isinstance(a, Tensor) and a.is_cuda for a in args):
+        on_gpu = next((a for a in args if isinstance(a, Tensor) and a.is_cuda), None)
+        if on_gpu is None:
             return mode.__torch_dispatch__(op, types, args, kwargs)
-        with mode, _shown_to_compiler():
+        with mode, _shown_to_compiler(), _EmptyLike(on_gpu):
             return launcher(*args)
 
     torch.library.register_torch_dispatch(f"fasttrain::{versioned}", FunctionalTensorMode, trace, lib=_LIBRARY)
