@@ -16,6 +16,7 @@ B sequences, T tokens each, C hidden, H heads, D head_dim, F ffn, V vocabulary.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Sequence
@@ -194,6 +195,7 @@ class Decoder(nn.Module):
         normed = self._normed(tokens, cu_seqlens, positions, past)
         return self.head.logits(normed if places is None else normed.flatten(0, 1)[places], self._tied_weight())
 
+    @functools.cached_property
     def norm_groups(self) -> list[list[nn.Parameter]]:
         """The parameters of each block, and last those outside of blocks."""
         blocks = [list(block.parameters()) for block in self.blocks]

@@ -158,7 +158,7 @@ def main() -> None:
         for step in range(asked.steps):
             tokens, targets = batch(file.name, B, T)
             with torch.autocast("cuda", dtype=torch.bfloat16, enabled=not asked.fsdp):
-                logits, loss = called(tokens, targets)
+                _logits, loss = called(tokens, targets)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

@@ -9,7 +9,7 @@ the head as well, and decay is what bounds its logits.)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,8 @@ class AdamW(torch.optim.AdamW):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._known: dict[int, _Group] = {}
+        # Of a group: its first moment, by which one sees that a checkpoint has been loaded; weights, moments, steps
+        self._known: dict[int, tuple[Tensor, list[list[Tensor]]]] = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -39,40 +40,32 @@ class AdamW(torch.optim.AdamW):
             gradients, known = self._tensors(number, group)
             if not gradients:
                 continue
-            torch._foreach_add_(known.steps, 1)
+            weights, means, squares, steps = known
+            torch._foreach_add_(steps, 1)
             torch._fused_adamw_(
-                known.weights, gradients, known.means, known.squares, [], known.steps,
+                weights, gradients, means, squares, [], steps,
                 lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"],
                 weight_decay=group["weight_decay"], amsgrad=False, maximize=False,
                 grad_scale=scale, found_inf=not_finite,
             )  # fmt: skip
             if not_finite is not None:  # then this was no step
-                torch._foreach_sub_(known.steps, [not_finite] * len(known.steps))
+                torch._foreach_sub_(steps, [not_finite] * len(steps))
         return loss
 
-    def _tensors(self, number: int, group: dict[str, Any]) -> tuple[list[Tensor], _Group]:
+    def _tensors(self, number: int, group: dict[str, Any]) -> tuple[list[Tensor], list[list[Tensor]]]:
         """This rank's shards of gradients, and of what they change."""
-        params, known = group["params"], self._known.get(number)
+        params = group["params"]
         gradients = [p.grad for p in params if p.grad is not None]
-        is_whole = len(gradients) == len(params)
-        if known is None or not is_whole or self.state[params[0]].get("exp_avg") is not known.first:
-            lists: list[list[Tensor]] = [[] for _ in range(6)]
+        first, lists = self._known.get(number, (None, []))
+        if first is None or len(gradients) < len(params) or self.state[params[0]].get("exp_avg") is not first:
+            _, _, means, _, _, _ = lists = [[] for _ in range(6)]
             # torch's: makes state that is missing
             self._init_group(group, *lists)  # type: ignore[no-untyped-call]
-            weights, _, means, squares, _, steps = map(shards_of, lists)
-            known = _Group(lists[2][0] if means else None, weights, means, squares, steps)
+            first, lists = means[0] if means else None, [shards_of(lists[n]) for n in (0, 2, 3, 5)]
             self._known.pop(number, None)
-            if is_whole:
-                self._known[number] = known
-        return shards_of(gradients), known
-
-
-class _Group(NamedTuple):
-    first: Tensor | None  # moment, by which one sees that a checkpoint has been loaded
-    weights: list[Tensor]  # and of each
-    means: list[Tensor]
-    squares: list[Tensor]
-    steps: list[Tensor]
+            if first is not None and len(gradients) == len(params):
+                self._known[number] = first, lists
+        return shards_of(gradients), lists
 
 
 def groups(parameters: Iterable[Tensor], optim: OptimConfig) -> list[dict[str, Any]]:

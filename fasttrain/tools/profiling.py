@@ -2,25 +2,21 @@
 
     RUN/profile/trace-rank0-step8.json.gz     every op with its begin and end, for ui.perfetto.dev
     RUN/profile/memory-rank0-step8.pickle     GPU: the allocator's history, for pytorch.org/memory_viz
-    RUN/profile/memory-rank0-step8.json       CPU: allocated bytes over time, and what is alive at the peak
 
 Every rank profiles, so that none waits for one that is slowed down by it; the main one prints. The first steps of a
 process compile and warm up, and are not profiled. Profiling only watches: the numbers of the run stay bitwise the same.
 
 An op's own time is without the ops that it calls. On a CPU it is its duration less that of the events within it, thread
-by thread; on a GPU that of the kernels that it launched, which carry its number ("External id"). Bytes are those since
-the profiled steps began: weights, and what else was there before, are not in a trace.
+by thread; on a GPU that of the kernels that it launched, which carry its number ("External id").
 """
 
 import gzip
 import json
 import os
 import sys
-from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +32,6 @@ _STEP = "ProfilerStep#"  # the profiler's own mark around a step: its own time i
 _ON_HOST = ("cpu_op", "user_annotation")
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _WIDEST = 48  # characters of a name
-_FINISHED = 500  # ops that may have begun and ended within the one that allocates
 
 Events = Sequence[Mapping[str, Any]]  # of a trace
 
@@ -78,7 +73,11 @@ def split_line(splits: Sequence[Mapping[str, float]]) -> str:
 def host_times(events: Events) -> list[OpTime]:
     """Own times of all ops on the host, the most expensive first."""
     spent, calls = Counter[str](), Counter[str]()
-    for thread in _by_thread(events, _ON_HOST).values():
+    threads: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
+    # Of events that began together, the outer ones first.
+    for event in sorted((e for e in events if e.get("cat") in _ON_HOST), key=lambda e: (e["ts"], -e["dur"])):
+        threads[event["tid"]].append(event)
+    for thread in threads.values():
         running: list[tuple[str, float]] = []  # names and ends
         for event in thread:
             name = _STEP if event["name"].startswith(_STEP) else event["name"]
@@ -115,45 +114,6 @@ def gpu_busy(events: Events) -> float:
         busy += max(last - max(end, begin), 0.0)
         end = max(end, last)
     return busy / max(end - kernels[0][0], 1e-9)
-
-
-def memory_of(events: Events) -> dict[str, Any]:
-    """For RUN/profile/memory-*.json; times in microseconds."""
-    changes = sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"])
-    totals = list(accumulate(change["args"]["Bytes"] for change in changes))
-    peak = max([0, *totals])
-    threads = _by_thread(events, ("cpu_op",))
-    alive: dict[int, tuple[str, int]] = {}  # op and bytes by address
-    for change in changes[: totals.index(peak) + 1] if peak else ():
-        address, size = change["args"]["Addr"], change["args"]["Bytes"]
-        if size > 0:
-            alive[address] = _op_at(threads[change["tid"]], change["ts"]), size
-        else:
-            alive.pop(address, None)
-    sizes, tensors = Counter[str](), Counter[str]()
-    for op, size in alive.values():
-        sizes[op] += size
-        tensors[op] += 1
-    return {
-        "peak_bytes": peak,
-        "alive_at_peak": [{"op": op, "bytes": size, "tensors": tensors[op]} for op, size in sizes.most_common()],
-        "timeline": [(round(c["ts"] - changes[0]["ts"], 1), now) for c, now in zip(changes, totals, strict=True)],
-    }
-
-
-def _by_thread(events: Events, kinds: Container[str]) -> dict[Any, list[Mapping[str, Any]]]:
-    """In the order in which they began; of those that began together, the outer ones first."""
-    threads: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
-    for event in sorted((e for e in events if e.get("cat") in kinds), key=lambda e: (e["ts"], -e["dur"])):
-        threads[event["tid"]].append(event)
-    return threads
-
-
-def _op_at(ops: Events, time: float) -> str:
-    """The innermost op of a thread that was running."""
-    end = bisect_right(ops, time, key=lambda op: op["ts"])
-    before = reversed(ops[max(end - _FINISHED, 0) : end])
-    return next((op["name"] for op in before if op["ts"] + op["dur"] >= time), "no op")
 
 
 def _short(name: str) -> str:
@@ -242,18 +202,16 @@ class Profiler(AbstractContextManager["Profiler"]):
         trace.write_bytes(gzip.compress(written, compresslevel=1))
         plain.unlink()
         events = json.loads(written)["traceEvents"]
-        memory = self._directory / f"memory-{name}.{'pickle' if self._on_gpu else 'json'}"
+        memory = self._directory / f"memory-{name}.pickle"
         if self._on_gpu:
             torch.cuda.memory._dump_snapshot(str(memory))
             torch.cuda.memory._record_memory_history(enabled=None)
-        else:
-            memory.write_text(json.dumps(memory_of(events)))
         return [
             f"profiled steps {self._before + 1} to {last}",
             split_line([phases.seconds() for phases in self._phases]),
             *op_lines(events, steps=len(self._phases), on_gpu=self._on_gpu),
             f"trace: {trace} (open it at ui.perfetto.dev)",
-            f"memory: {memory}{' (open it at pytorch.org/memory_viz)' if self._on_gpu else ''}",
+            *([f"memory: {memory} (open it at pytorch.org/memory_viz)"] if self._on_gpu else []),
         ]
 
 

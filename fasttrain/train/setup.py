@@ -45,8 +45,8 @@ def prepare(settings: Config, runtime: Runtime) -> tuple[TrainState, StartReport
     data = training_data(settings.data)
     suspected = suspicions(data.datasets.values(), settings.data) if runtime.is_main else []
     vocab = data.embedding_rows(settings)
-    tokens = settings.batch.steps * settings.batch.sequences * settings.data.sequence
-    flops = tokens * flops_per_token(settings.model, vocab, settings.data.sequence)
+    per_sequence = settings.data.sequence * flops_per_token(settings.model, vocab, settings.data.sequence)
+    flops = settings.batch.steps * settings.batch.sequences * per_sequence
     compiled, why_not = should_compile(settings.parallel, runtime, flops)
     graph = make_graph(settings.parallel, runtime)
     model = _model(settings, vocab, runtime, compiled=compiled)
@@ -56,10 +56,8 @@ def prepare(settings: Config, runtime: Runtime) -> tuple[TrainState, StartReport
     monitor = make_monitor(
         settings, runtime, vocab, repeated=data.repeated(), peak=peak, compiled=compiled, scaled=scaler.is_enabled()
     )
-    progress, changes = Progress(), list[resume.Change]()
-    corrupt: list[str] = []
+    progress, changes, corrupt, warning = Progress(), list[resume.Change](), list[str](), ""
     checkpoint = resume.starting_point(settings, runtime.checkpoint_group, on_warning=corrupt.append)
-    warning = ""
     if checkpoint is None:
         if settings.from_hf is not None:
             warning = tokenizer_warning(settings.from_hf, data)

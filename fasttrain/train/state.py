@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from fasttrain.checkpoint.saver import Checkpoints
 from fasttrain.config import Config
@@ -66,13 +65,11 @@ class TrainState:
     monitor: Monitor
     resumed_from: Path | None  # a checkpoint
     batches: Batches = field(init=False)
-    norm_groups: list[list[nn.Parameter]] = field(init=False)  # of the model
     tokenizer: Tokenizer | None = field(init=False)  # for samples; read at the start, for its file may vanish
 
     def __post_init__(self) -> None:
         self.tokenizer = self.data.tokenizer() if self.settings.validation.sample else None
         self.batches = self.segment().batches(self.data, self.runtime.dp_rank, self.runtime.dp_size)
-        self.norm_groups = self.model.norm_groups()
 
     @property
     def rundir(self) -> RunDir:
@@ -85,8 +82,8 @@ class TrainState:
 
     def advance(self, steps: int = 1) -> None:
         """So many more steps are completed; negative: they changed nothing, and do not count."""
-        tokens = steps * self.settings.batch.sequences * self.settings.data.sequence
-        self.progress = replace(self.progress, step=self.progress.step + steps, tokens=self.progress.tokens + tokens)
+        now, tokens = self.progress, self.settings.batch.sequences * self.settings.data.sequence
+        self.progress = replace(now, step=now.step + steps, tokens=now.tokens + steps * tokens)
 
     def micro_batches(self, step: int) -> list[Batch]:
         """A rank's micro-batches of a step."""

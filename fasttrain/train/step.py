@@ -95,8 +95,8 @@ def _update(state: TrainState, timer: StepTimer, totals: Tensor, *inputs: Any) -
         timer.mark("backward")
         loss += mean.detach()
     scaler.unscale_(optimizer)
-    norms = gradient_norms(state.norm_groups)
-    weights = list(chain(*state.norm_groups))
+    norms = gradient_norms(model.norm_groups)
+    weights = list(chain(*model.norm_groups))
     norm = clip(weights, state.settings.optim.clip, norms)
     if not scaler.is_enabled():
         skip_unless_finite(optimizer, norm)

@@ -1,7 +1,6 @@
-"""A CPU, measured on the spot: every op of a step at the run's own sizes, once, and then added up.
+"""A CPU, measured on the spot: models of one block and of three take a step, and the rest is by proportion.
 
-No table knows the machine that this runs on, and two seconds of measuring do. An op is timed forward and backward, on
-at most 2,048 tokens; its time for the others, and for the other blocks, is by proportion.
+No table knows the machine that this runs on, and a few seconds of measuring do.
 """
 
 import math
@@ -9,27 +8,29 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from fasttrain import config
+from fasttrain.distributed.parallelize import parallelize
 from fasttrain.distributed.runtime import DTYPES, keep_freed_memory
 from fasttrain.flops import block_shapes, flops_per_token, num_parameters
 from fasttrain.gpus import Gpu
 from fasttrain.metrics.hardware import resident_memory as resident_memory  # what `process` is measured with
+from fasttrain.model import Decoder
 from fasttrain.optim.optimizer import clip, make_optimizer
 from fasttrain.tools.plan.estimate import Plan
 from fasttrain.tools.plan.memory import memory, precision_of
 from fasttrain.tools.plan.sizes import Stated, sizes
 from fasttrain.tools.plan.speed import Hardware, SpeedEstimate
-from fasttrain_kernels import add_rms_norm, attention, linear, linear_cross_entropy, qk_norm_rope, rotary_table, swiglu
 
 BAND = 0.2  # of the speed: what bench/test_plan.py allows
-TOKENS = 2048  # that an op is measured on, at most
-COMPILED = 0.6  # time of fused elementwise work against that of ops (bench/test_model.py)
-_SECONDS = 0.15  # for an op
+TOKENS = 2048  # that are measured, at most
+COMPILED = 0.93  # time of a compiled block (docs/log.md, "CPU step")
+_SECONDS = 2.0
 Clock = Callable[[], float]
 
 
@@ -61,144 +62,61 @@ def estimate_on_cpu(
         precision=precision,
         sizes=sizes(settings, vocab=vocab, stated=stated),
         memory=needed,
-        speed=_MeasuredStep(settings, vocab, DTYPES[precision], clock).speed(compiled=compiled),
+        speed=_measured(settings, vocab, DTYPES[precision], compiled, clock),
         measured=True,
     )
 
 
-class _MeasuredStep:
-    """A step to be measured, with this process's number of threads."""
+def _measured(settings: config.Config, vocab: int, dtype: torch.dtype, compiled: bool, clock: Clock) -> SpeedEstimate:
+    """A step's speed, with this process's number of threads."""
+    keep_freed_memory()  # as the trainer does
+    model, T = settings.model, settings.data.sequence
+    B = min(settings.batch.micro, max(TOKENS // T, 1))
+    tokens = torch.randint(vocab, (B, T))
+    positions = torch.arange(T, dtype=torch.int32).repeat(B, 1) if settings.data.document_mask else None
+    ends = torch.arange(0, B * T + 1, T, dtype=torch.int32) if settings.data.document_mask else None
 
-    def __init__(self, settings: config.Config, vocab: int, dtype: torch.dtype, clock: Clock) -> None:
-        self.settings, self.model, self.vocab, self.dtype, self.clock = settings, settings.model, vocab, dtype, clock
-        self.T = settings.data.sequence
-        self.B = min(settings.batch.micro, max(TOKENS // self.T, 1))
-        self.M = self.B * self.T
-        self.parameters = num_parameters(self.model, vocab).total
-        self.other_memory = torch.zeros(2**23)  # more than caches hold
+    def passes(decoder: Decoder) -> Callable[[], None]:
+        return lambda: decoder(tokens, tokens, ends, positions).backward()
 
-    def speed(self, *, compiled: bool) -> SpeedEstimate:
-        keep_freed_memory()  # as the trainer does
-        batch, recompute = self.settings.batch, self.settings.parallel.recompute
-        micros = batch.sequences / self.B  # of what is measured, in a step
-        again = recompute == "full"
-        blocks = micros * self.model.layers
-        matmuls = sum(self.matmul(K, N, again=again) for K, N in block_shapes(self.model))
-        streaming, streaming_forward = self.streaming()
-        attention, attention_forward = self.attention()
-        streaming += streaming_forward if recompute != "none" else 0.0
-        accumulating = max(batch.sequences // batch.micro - 1, 0) * self.accumulation()
-        parts = {
-            "matmuls": blocks * matmuls,
-            "attention": blocks * (attention + again * attention_forward),
-            "streaming": blocks * streaming * (COMPILED if compiled else 1.0) + accumulating,
-            "loss": micros * self.loss(),
-            "optimizer": self.optimizer(),
-        }
-        tokens, flops = batch.sequences * self.T, flops_per_token(self.model, self.vocab, self.T)
-        return SpeedEstimate(parts=parts, tokens=tokens, flops=flops, peak=self.peak(), band=BAND)
+    def update() -> None:
+        clip(three.parameters(), settings.optim.clip)
+        optimizer.step()
 
-    def matmul(self, K: int, N: int, *, again: bool) -> float:
-        x, weight, dout = self.random(self.M, K), self.random(N, K), self.random(self.M, N)
-        forward = self.seconds(lambda: linear(x, weight))
-        backward = self.seconds(lambda: (linear(dout, weight.t()), linear(dout.t(), x.t())))
-        return (1 + again) * forward + backward
-
-    def peak(self) -> float:
-        """FLOP/s of the run's largest product: what its MFU is of."""
-        K, N = max(block_shapes(self.model), key=math.prod)
-        x, weight = self.random(self.M, K), self.random(N, K)
-        return 2 * self.M * K * N / self.seconds(lambda: x @ weight.t())
-
-    def streaming(self) -> tuple[float, float]:
-        """Two norms, the rotation and swiglu of a block: forward and backward, and forward alone."""
-        model, B, T, C, D = self.model, self.B, self.T, self.model.hidden, self.model.head_dim
-        x, residual, weight, packed = map(self.leaf, ((B, T, C), (B, T, C), (C,), (B, T, 2 * model.ffn)))
-        heads = self.leaf((B, T, model.heads + 2 * model.kv_heads, D))
-        q_norm, k_norm = (self.leaf((D,)), self.leaf((D,))) if model.qk_norm else (None, None)
-        cos, sin = rotary_table(T, D, theta=model.rope_theta)
-        positions = torch.arange(T).repeat(B, 1) if self.settings.data.document_mask else None
-
-        def rotation() -> tuple[Tensor, ...]:
-            q, k, v = heads.split([model.heads, model.kv_heads, model.kv_heads], dim=-2)
-            return *qk_norm_rope(q, k, q_norm, k_norm, cos, sin, positions=positions), v
-
-        norms = self.with_backward(lambda: add_rms_norm(x, residual, weight))
-        rotations, gates = self.with_backward(rotation), self.with_backward(lambda: (swiglu(packed),))
-        return 2 * norms[0] + rotations[0] + gates[0], 2 * norms[1] + rotations[1] + gates[1]
-
-    def attention(self) -> tuple[float, float]:
-        model = self.model
-        q, k, v = (self.leaf((self.B, self.T, n, model.head_dim)) for n in (model.heads, *[model.kv_heads] * 2))
-        documents = self.settings.data.document_mask
-        ends = torch.arange(0, self.M + 1, self.T, dtype=torch.int32) if documents else None
-        return self.with_backward(lambda: (attention(q, k, v, cu_seqlens=ends),))
-
-    def loss(self) -> float:
-        """The head with its loss, and the embedding, whose gradient is as large."""
-        C, targets = self.model.hidden, torch.randint(self.vocab, (self.M,))
-        # Weights as small as a model's: logits of hundreds make denormal gradients, which some CPUs multiply slowly
-        hidden, weight = self.leaf((self.M, C)), self.leaf((self.vocab, C), scale=self.model.init_std)
-        table = nn.Embedding(self.vocab, C, dtype=self.dtype)
-
-        def head() -> None:
-            hidden.grad = weight.grad = None
-            linear_cross_entropy(hidden, weight, targets, reduction="sum").backward()
-
-        def embedding() -> None:
-            table.weight.grad = None
-            table(targets).backward(hidden.detach())
-
-        return self.seconds(head) + self.seconds(embedding)
-
-    def optimizer(self) -> float:
-        """Clipping and the update of a block's parameters, for as many as there are."""
-        block, optim = nn.Module(), self.settings.optim
-        block.blocks = nn.ModuleList([nn.Linear(K, N, bias=False) for K, N in block_shapes(self.model)])
-        optimizer = make_optimizer(block, optim, torch.device("cpu"))
-        for parameter in block.parameters():
-            parameter.grad = torch.randn_like(parameter)
-        seconds = self.seconds(lambda: (clip(block.parameters(), optim.clip), optimizer.step()))
-        return seconds * self.parameters / sum(parameter.numel() for parameter in block.parameters())
-
-    def accumulation(self) -> float:
-        """Adding a micro-batch's gradients to those before it."""
-        total, one = (torch.zeros(2**22) for _ in range(2))
-        return self.seconds(lambda: total.add_(one)) * self.parameters / total.numel()
-
-    def random(self, *shape: int) -> Tensor:
-        return torch.randn(shape, dtype=self.dtype)
-
-    def leaf(self, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
-        return self.random(*shape).mul_(scale).requires_grad_()
-
-    def timed(self, op: Callable[[], Any]) -> tuple[float, Any]:
-        begin = self.clock()
-        result = op()
-        return self.clock() - begin, result
-
-    def seconds(self, op: Callable[[], object]) -> float:
-        return _medians(lambda: self.timed(op)[:1], _SECONDS)[0]
-
-    def with_backward(self, op: Callable[[], tuple[Tensor, ...]]) -> tuple[float, float]:
-        """Seconds of forward and backward, and of forward alone."""
-
-        def once() -> tuple[float, float]:
-            forward, outputs = self.timed(op)
-            gradients = [torch.ones_like(output) for output in outputs]
-            self.other_memory.add_(1)  # what forward saved has left the caches by the time of backward
-            backward, _ = self.timed(lambda: torch.autograd.backward(outputs, gradients))
-            return forward, backward
-
-        forward, backward = _medians(once, 2 * _SECONDS)
-        return forward + backward, forward
+    one, three = (_decoder(settings, layers, vocab, dtype) for layers in (1, 3))
+    optimizer = make_optimizer(three, settings.optim, torch.device("cpu"))
+    K, N = max(block_shapes(model), key=math.prod)  # the run's largest product: what its MFU is of
+    x, weight = torch.randn(B * T, K, dtype=dtype), torch.randn(K, N, dtype=dtype)
+    alone, longer, updating, product = _medians([passes(one), passes(three), update, lambda: x @ weight], clock)
+    block = max(longer - alone, 0.0) / 2
+    micros = settings.batch.sequences / B  # of what is measured, in a step
+    parts = {
+        "blocks": micros * model.layers * block * (COMPILED if compiled else 1.0),
+        "loss": micros * max(alone - block, 0.0),
+        "optimizer": updating * num_parameters(model, vocab).total / num_parameters(three.config, vocab).total,
+    }
+    tokens_per_step, flops, peak = settings.batch.sequences * T, flops_per_token(model, vocab, T), 2 * B * T * K * N
+    return SpeedEstimate(parts=parts, tokens=tokens_per_step, flops=flops, peak=peak / product, band=BAND)
 
 
-def _medians(once: Callable[[], tuple[float, ...]], seconds: float) -> list[float]:
-    """Of what a few calls return, after one that does not count."""
-    once()
-    found: list[tuple[float, ...]] = []
-    end = time.perf_counter() + seconds
-    while len(found) < 3 or (time.perf_counter() < end and len(found) < 50):
-        found.append(once())
-    return [statistics.median(each) for each in zip(*found, strict=True)]
+def _decoder(settings: config.Config, layers: int, vocab: int, dtype: torch.dtype) -> Decoder:
+    decoder = Decoder(replace(settings.model, layers=layers), vocab=vocab, sequence=settings.data.sequence).to(dtype)
+    alone: Any = type("Runtime", (), dict(world_size=1, dtype=torch.float32, device=torch.device("cpu")))
+    parallelize(decoder, settings.parallel, alone, compiled=False)
+    with torch.no_grad():
+        for parameter in decoder.parameters():  # as small as a model's: large logits make slow denormal gradients
+            parameter.normal_(0, settings.model.init_std)
+    return decoder
+
+
+def _medians(works: list[Callable[[], object]], clock: Clock) -> list[float]:
+    """Seconds of each, in turns, so that all of them find the machine alike; the first ones do not count."""
+    rounds: list[list[float]] = []
+    end = time.perf_counter() + _SECONDS
+    while len(rounds) < 4 or (time.perf_counter() < end and len(rounds) < 50):
+        instants = [clock()]
+        for work in works:
+            work()
+            instants.append(clock())
+        rounds.append([after - before for before, after in pairwise(instants)])
+    return [statistics.median(each) for each in zip(*rounds[1:], strict=True)]

@@ -24,10 +24,11 @@ MEMORY = {  # part: its colour and meaning
     "runtime": ("white", "context, collectives, fragmentation"),
 }
 PARTS_OF_A_STEP = {
+    "blocks": "blocks",
     "matmuls": "matmuls",
     "attention": "attention",
     "streaming": "memory-bound ops",
-    "loss": "head and loss",
+    "loss": "embedding, head and loss",
     "optimizer": "optimizer and loop",
     "exposed": "waiting for communication",
     "launching": "waiting for the host",

@@ -39,10 +39,7 @@ def test_a_profiled_run(tmp_path, capfd):
     assert all(torch.equal(before[name], after[name]) for name in before if isinstance(before[name], torch.Tensor))
 
     # the steps 6, 7 and 8, and no other
-    assert sorted(path.name for path in (tmp_path / "run" / "profile").iterdir()) == [
-        "memory-rank0-step8.json",
-        "trace-rank0-step8.json.gz",
-    ]
+    assert [path.name for path in (tmp_path / "run" / "profile").iterdir()] == ["trace-rank0-step8.json.gz"]
     trace = events(tmp_path / "run" / "profile" / "trace-rank0-step8.json.gz")
     names = [event["name"] for event in trace]
     assert sum(name.startswith("ProfilerStep#") and event.get("cat") == "user_annotation"
@@ -61,10 +58,6 @@ def test_a_profiled_run(tmp_path, capfd):
     assert {"data", "forward", "backward", "optimizer"} <= parts.keys()
     assert "profiler_start" not in printed.err  # kineto's own words
 
-    memory = json.loads((tmp_path / "run" / "profile" / "memory-rank0-step8.json").read_text())
-    logits = 4096 * 4  # bytes of a token's
-    assert memory["peak_bytes"] > logits
-    assert sum(row["bytes"] for row in memory["alive_at_peak"]) == memory["peak_bytes"]
     # writing the trace is not a step's time
     assert max(line["time/profile"] for line in profiled if "time/profile" in line) == profiled[8]["time/profile"]
     own = [seconds for part, seconds in profiled[8].items() if part.startswith("time/") and part not in BESIDE]
@@ -75,8 +68,6 @@ def test_every_rank_leaves_a_trace(tmp_path):
     run = tmp_path / "run"
     train(run, "--log.profile", 1, world=2)
     assert sorted(path.name for path in (run / "profile").iterdir()) == [
-        "memory-rank0-step6.json",
-        "memory-rank1-step6.json",
         "trace-rank0-step6.json.gz",
         "trace-rank1-step6.json.gz",
     ]
