@@ -3,7 +3,8 @@
     python -m bench.nullgpu bench/nullgpu/calls.py
 
 Forward and backward in bf16, one after the other in one thread: what is measured is Python, dispatcher, autograd and
-launches, for on the null GPU nothing is computed.
+launches, for on the null GPU nothing is computed. Then the same in compiled graphs of ten calls, beside the formula in
+plain torch, with matmuls between calls as in a model: otherwise ten formulas would be one kernel.
 """
 
 from __future__ import annotations
@@ -93,6 +94,101 @@ def measure(implementations: dict[str, Call]) -> dict[str, float]:
     return {name: statistics.median(taken) for name, taken in spent.items()}
 
 
+State = tuple[Tensor, Tensor]  # (M, C) each: activations, and what goes beside them
+
+
+def chains() -> dict[str, dict[str, Callable[[State], State]]]:
+    """By op and implementation: from matmul to matmul."""
+
+    def tensor(*shape: int) -> Tensor:
+        return torch.zeros(*shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+    weight, matrix, wide, head_weight = tensor(C), tensor(C, C), tensor(C, 2 * C), tensor(D)
+    cos, sin = (table.cuda() for table in ft.rotary_table(T, D))
+
+    def heads(x: Tensor) -> Tensor:
+        return x.view(B, T, H, D)
+
+    def rotated(x: Tensor) -> Tensor:
+        a, b = F.rms_norm(x, (D,), head_weight, 1e-6).chunk(2, dim=-1)
+        c, s = cos.unsqueeze(1), sin.unsqueeze(1)
+        return torch.cat([a * c - b * s, b * c + a * s], dim=-1).type_as(x)
+
+    def gated(x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def added(x: Tensor, residual: Tensor) -> State:
+        residual = x + residual
+        return F.rms_norm(residual, (C,), weight, 1e-6), residual
+
+    def sdpa(q: Tensor) -> Tensor:
+        q = q.transpose(1, 2)
+        return F.scaled_dot_product_attention(q, q, q, is_causal=True).transpose(1, 2)
+
+    def of_x(op: Callable[[Tensor], Tensor]) -> Callable[[State], State]:
+        return lambda state: (op(state[0]) @ matrix, state[1])
+
+    def of_wide(op: Callable[[Tensor], Tensor]) -> Callable[[State], State]:
+        return lambda state: (op(state[0] @ wide) @ matrix, state[1])
+
+    def of_both(op: Callable[[Tensor, Tensor], State]) -> Callable[[State], State]:
+        def step(state: State) -> State:
+            x, residual = op(*state)
+            return x @ matrix, residual
+
+        return step
+
+    def of_heads(op: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[[State], State]:
+        def step(state: State) -> State:
+            q, k = op(heads(state[0]), heads(state[1]))
+            return q.reshape(M, C) @ matrix, k.reshape(M, C) @ matrix
+
+        return step
+
+    return {
+        "rms_norm": {
+            "fasttrain": of_x(lambda x: ft.rms_norm(x, weight)),
+            "formula": of_x(lambda x: F.rms_norm(x, (C,), weight, 1e-6)),
+        },
+        "add_rms_norm": {
+            "fasttrain": of_both(lambda x, residual: ft.add_rms_norm(x, residual, weight)),
+            "formula": of_both(added),
+        },
+        "swiglu": {
+            "fasttrain": of_wide(lambda x: ft.swiglu(*x.chunk(2, dim=-1))),
+            "formula": of_wide(gated),
+        },
+        "qk_norm_rope": {
+            "fasttrain": of_heads(lambda q, k: ft.qk_norm_rope(q, k, head_weight, head_weight, cos, sin)),
+            "formula": of_heads(lambda q, k: (rotated(q), rotated(k))),
+        },
+        "attention": {
+            "fasttrain": of_x(lambda x: ft.attention(*[heads(x)] * 3, backend="triton").reshape(M, C)),
+            "formula": of_x(lambda x: sdpa(heads(x)).reshape(M, C)),
+        },
+    }
+
+
+def in_graphs() -> dict[str, dict[str, float]]:
+    """Microseconds of a call and its matmuls in a graph of ten, forward and backward."""
+    x, residual = (torch.zeros(M, C, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+
+    def graph(step: Callable[[State], State]) -> Call:
+        def ten(x: Tensor, residual: Tensor) -> State:
+            state = x, residual
+            for _ in range(10):
+                state = step(state)
+            return state
+
+        torch._dynamo.reset()
+        compiled = torch.compile(ten, fullgraph=True)
+        return both_ways(lambda: compiled(x, residual))
+
+    found = {op: measure({name: graph(step) for name, step in steps.items()}) for op, steps in chains().items()}
+    return {op: {name: spent / 10 for name, spent in graphs.items()} for op, graphs in found.items()}
+
+
 def main() -> None:
     torch.autograd.set_multithreading_enabled(False)
     table = {}
@@ -101,7 +197,8 @@ def main() -> None:
             forward = measure(implementations)
         both = measure({name: both_ways(call) for name, call in implementations.items()})
         table[op] = {name: {"forward": forward[name], "forward and backward": both[name]} for name in both}
-    print(json.dumps(table))
+    torch.autograd.set_multithreading_enabled(True)
+    print(json.dumps([table, in_graphs()]))
 
 
 if __name__ == "__main__":

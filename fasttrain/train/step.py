@@ -12,7 +12,6 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -96,7 +95,7 @@ def _update(state: TrainState, timer: StepTimer, totals: Tensor, *inputs: Any) -
         loss += mean.detach()
     scaler.unscale_(optimizer)
     norms = gradient_norms(model.norm_groups)
-    weights = list(chain(*model.norm_groups))
+    weights = [weight for group in model.norm_groups for weight in group]
     norm = clip(weights, state.settings.optim.clip, norms)
     if not scaler.is_enabled():
         skip_unless_finite(optimizer, norm)
