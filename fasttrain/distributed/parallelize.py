@@ -115,7 +115,8 @@ def _compile_stack(model: Decoder, recompute: str) -> None:
 
     for block in model.blocks:
         block.forward = functools.partial(region, block)
-    model.stack = torch.compile(model.stack, fullgraph=True, options=_ONE_GRAPH)  # type: ignore[method-assign]
+    options = _ONE_GRAPH if model.config.dropout or model.config.attention_dropout else _ONE_GRAPH | _UNCHANGED
+    model.stack = torch.compile(model.stack, fullgraph=True, options=options)  # type: ignore[method-assign]
 
 
 def _saved(_: object, op: Any, *args: object, **kwargs: object) -> CheckpointPolicy:
@@ -128,14 +129,14 @@ _aten = torch.ops.aten
 _MATMULS = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.linear.default, matmul}
 
 
-# What a call of the one graph leaves out: checks of shapes that no earlier code could have changed, and of modules'
-# attributes. It launches our kernels as it launches its own, without Triton's Python in between.
+# The one graph launches our kernels as it launches its own, without Triton's Python in between, and does not check
+# shapes that no earlier code could have changed. Without dropout, nor does it ask modules whether they train.
 _ONE_GRAPH: dict[str, Any] = {
     "static_launch_user_defined_triton_kernels": True,
     "size_asserts": False,
     "alignment_asserts": False,
-    "guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe,
 }
+_UNCHANGED: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe}
 
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "full": {},

@@ -110,7 +110,7 @@ def _decoder(settings: config.Config, layers: int, vocab: int, dtype: torch.dtyp
 
 
 def _medians(works: list[Callable[[], object]], clock: Clock) -> list[float]:
-    """Seconds of each, in turns, so that all of them find the machine alike; the first ones do not count."""
+    """Seconds of each, interleaved, so that all find the machine alike; the first ones do not count."""
     rounds: list[list[float]] = []
     end = time.perf_counter() + _SECONDS
     while len(rounds) < 4 or (time.perf_counter() < end and len(rounds) < 50):

@@ -16,7 +16,7 @@ from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fasttrain.config import ModelConfig, ParallelConfig
-from fasttrain.distributed.parallelize import before_backward, parallelize, should_compile
+from fasttrain.distributed.parallelize import _compile_stack, before_backward, parallelize, should_compile
 from fasttrain.distributed.runtime import start
 from fasttrain.model import Decoder
 from tests.ranks import run_ranks
@@ -107,6 +107,32 @@ def test_what_is_costly_is_computed_again_only_if_everything_is(recompute, again
     assert products == LAYERS * 4 * (3 + again)
     attention = {name: count for name, count in called.counts.items() if name.startswith("attention_cpp")}
     assert attention == {"attention_cpp": LAYERS * (1 + again), "attention_cpp_backward": LAYERS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_one_graph_of_all_blocks_computes_what_the_blocks_do(dropout):
+    """Also in evaluation: with dropout, the graph asks whether it trains."""
+    section = ModelConfig(
+        layers=LAYERS, hidden=16, heads=2, kv_heads=2, head_dim=8, ffn=16, dropout=dropout, attention_dropout=dropout
+    )
+    plain, compiled = (Decoder(section, vocab=64, sequence=8) for _ in range(2))
+    for model in (plain, compiled):
+        model.init_weights(0)
+    torch._dynamo.reset()
+    _compile_stack(compiled, "none")
+    tokens = torch.randint(64, (2, 8))
+    for train in (True, False, True):
+        for model in (plain, compiled):
+            model.train(train)
+        losses = [model(tokens, tokens) for model in (plain, compiled)]
+        if train and dropout:
+            assert compiled(tokens, tokens) != losses[1]  # other noise
+            continue
+        torch.testing.assert_close(*losses)
+        expected, found = (torch.autograd.grad(loss, list(model.parameters())) for loss, model in zip(
+            losses, (plain, compiled), strict=True))  # fmt: skip
+        torch.testing.assert_close(found, expected)
 
 
 def test_torch_2_15_does_not_compile_blocks_that_are_recomputed(monkeypatch):
