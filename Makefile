@@ -83,7 +83,7 @@ static: $(VENV)/.installed-dev ## bytes, registers and widths at training shapes
 nullgpu: .venv-nullgpu/.installed ## a GPU that computes nothing, for python -m bench.nullgpu: launches, copies, waits, host time
 
 test-nullgpu: $(VENV)/.installed-dev ## every command on the null GPU, skipped where it is not built (make nullgpu)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/nullgpu --nullgpu -rs --durations=8
+	@$(TEST) tests/nullgpu --nullgpu -rs
 
 .venv-nullgpu/.installed: $(VENV)/.installed-dev constraints.txt $(wildcard bench/nullgpu/src/* bench/nullgpu/build.py)
 	@echo "installing the CUDA build of torch, without CUDA, into .venv-nullgpu (0.5 GB)"
