@@ -216,7 +216,17 @@ class Decoder(nn.Module):
             torch._dynamo.maybe_mark_dynamic(cu_seqlens, 0)
         documents = None if cu_seqlens is None else kernels.document_bounds(cu_seqlens, tokens.numel())
         cu_seqlens = None if self.pads_documents else cu_seqlens
-        residual = self.embedding(tokens)
+        return self.stack(self.embedding(tokens), positions, cu_seqlens, documents, past)
+
+    def stack(
+        self,
+        residual: Tensor,  # (B, T, C)
+        positions: Tensor | None,
+        cu_seqlens: Tensor | None,
+        documents: Tensor | None,
+        past: Sequence[Past | None],
+    ) -> Tensor:  # (B, T, C)
+        """All blocks, from the embedding to the last norm: one graph where they are compiled together."""
         normed = kernels.rms_norm(residual, self.first_norm, eps=self.config.norm_eps)
         for block, known in zip(self.blocks, past or [None] * len(self.blocks), strict=True):
             normed, residual = block(normed, residual, self.cos, self.sin, positions, cu_seqlens, documents, known)

@@ -5,6 +5,10 @@
 A block's forward is wrapped in place. No wrapper module appears, so parameters keep their names with every setting, and
 checkpoints of one setting load with another.
 
+On one GPU, where nothing happens between blocks, all of them are one graph: calling a compiled block, forward and
+backward, takes the host more time than its launches do. The graph calls one region once a block, so that it is compiled
+in the time of one block.
+
 The embedding, the first norm and the head are one group, the root's, whose weights stay gathered from the beginning of
 forward to the end of backward: with a tied head, both ends of a step need them. Gradients are summed over ranks, not
 averaged: the loss is divided by the valid tokens of all ranks before backward (fasttrain.train.step).
@@ -22,7 +26,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from fasttrain import config
 from fasttrain.distributed.cast_weights import cast_weights
 from fasttrain.distributed.runtime import Runtime, missing_compiler
-from fasttrain.model import Decoder
+from fasttrain.model import Block, Decoder
 from fasttrain_kernels.ops.linear import matmul
 
 # FLOPs of a run on CPUs from which compiling, about 20 s, comes back: steps get 7 % faster in the recipe tiny, and more
@@ -34,15 +38,19 @@ _INFERENCE = ("stats", "logits")  # the model's methods beside forward
 def parallelize(model: Decoder, parallel: config.ParallelConfig, runtime: Runtime, *, compiled: bool) -> None:
     """Make a model on the meta device ready for its ranks. `to_empty` and weights follow."""
     model.pads_documents = parallel.cuda_graph
-    for block in model.blocks:
-        block.forward = _prepared(block.forward, parallel.recompute, compiled)
-    if runtime.world_size == 1:  # nothing to shard
-        num_parameters = sum(weight.numel() for weight in model.parameters())
-        if runtime.dtype == torch.float32:
-            return
-        if parallel.holds_copies(num_parameters):
-            cast_weights(model, runtime.dtype, units=list(model.blocks), methods=_INFERENCE)
-            return
+    num_parameters = sum(weight.numel() for weight in model.parameters())
+    copies = runtime.dtype != torch.float32 and parallel.holds_copies(num_parameters)
+    alone = runtime.world_size == 1 and (copies or runtime.dtype == torch.float32)  # nothing to shard
+    together = compiled and alone and runtime.device.type == "cuda"
+    if together:
+        _compile_stack(model, parallel.recompute)
+    for block in () if together else model.blocks:
+        forward = _recomputed(block.forward, parallel.recompute)
+        block.forward = torch.compile(forward, fullgraph=True) if compiled else forward
+    if alone and copies:
+        cast_weights(model, runtime.dtype, units=list(model.blocks), methods=_INFERENCE)
+    if alone:
+        return
     precision = MixedPrecisionPolicy(
         param_dtype=None if runtime.dtype == torch.float32 else runtime.dtype,
         reduce_dtype=torch.float32,
@@ -91,10 +99,23 @@ def should_compile(parallel: config.ParallelConfig, runtime: Runtime, flops: flo
     return True, "auto"
 
 
-def _prepared(forward: Callable[..., Any], recompute: str, compiled: bool) -> Callable[..., Any]:
-    if recompute != "none":
-        forward = functools.partial(checkpoint, forward, use_reentrant=False, **_RECOMPUTE[recompute])
-    return torch.compile(forward, fullgraph=True) if compiled else forward
+def _recomputed(forward: Callable[..., Any], recompute: str) -> Callable[..., Any]:
+    if recompute == "none":
+        return forward
+    return functools.partial(checkpoint, forward, use_reentrant=False, **_RECOMPUTE[recompute])
+
+
+def _compile_stack(model: Decoder, recompute: str) -> None:
+    forward = _recomputed(Block.forward, recompute)
+
+    # The block is an argument: torch takes two closures over blocks for one region, with the weights of the first.
+    @torch.compiler.nested_compile_region
+    def region(block: Block, *args: Any) -> Any:
+        return forward(block, *args)
+
+    for block in model.blocks:
+        block.forward = functools.partial(region, block)
+    model.stack = torch.compile(model.stack, fullgraph=True, options=_ONE_GRAPH)  # type: ignore[method-assign]
 
 
 def _saved(_: object, op: Any, *args: object, **kwargs: object) -> CheckpointPolicy:
@@ -106,6 +127,15 @@ def _saved(_: object, op: Any, *args: object, **kwargs: object) -> CheckpointPol
 _aten = torch.ops.aten
 _MATMULS = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.linear.default, matmul}
 
+
+# What a call of the one graph leaves out: checks of shapes that no earlier code could have changed, and of modules'
+# attributes. It launches our kernels as it launches its own, without Triton's Python in between.
+_ONE_GRAPH: dict[str, Any] = {
+    "static_launch_user_defined_triton_kernels": True,
+    "size_asserts": False,
+    "alignment_asserts": False,
+    "guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe,
+}
 
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "full": {},

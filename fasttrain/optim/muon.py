@@ -121,7 +121,7 @@ class Muon(torch.optim.Optimizer):
         self._rows = {p: list(rows) for p, rows in matrices.items()}
         self._adjust = adjust
         self._ranks = _shard_group(list(matrices))
-        self._adamw = torch.optim.AdamW(others, fused=fused) if others else None
+        self._adamw = adamw.AdamW(others, fused=fused) if others else None
         group = dict(name="muon", params=list(matrices), lr=lr, momentum=momentum, weight_decay=weight_decay)
         super().__init__([group, *(self._adamw.param_groups if self._adamw else [])], {})
 

@@ -19,6 +19,7 @@ but never a learning rate: a run that is resumed with changed settings uses the 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
+from itertools import islice
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ def learning_rate(optim: config.OptimConfig, step: int, steps: int) -> float:
     return optim.final + (1 - optim.final) * remaining
 
 
+@torch.no_grad()
 def gradient_norms(groups: Sequence[Iterable[Tensor]]) -> Tensor:  # (groups,) float32
     """Norms of each group's gradients over all shards, in one pass and one sum over ranks; 0 without gradients.
 
@@ -50,9 +52,10 @@ def gradient_norms(groups: Sequence[Iterable[Tensor]]) -> Tensor:  # (groups,) f
     every = [gradient for group in gradients for gradient in group]
     if not every:
         return torch.zeros(len(groups))
-    norms = torch._foreach_norm([_few(local(gradient)) for gradient in every], dtype=torch.float32)
-    squares = torch.stack(norms).square()
-    sums = torch.stack([group.sum() for group in squares.split([len(group) for group in gradients])])
+    norms = iter(torch._foreach_norm([_few(local(gradient)) for gradient in every], dtype=torch.float32))
+    zero, width = torch.zeros((), device=every[0].device), max(map(len, gradients))
+    rows = [[*islice(norms, len(group)), *[zero] * (width - len(group))] for group in gradients]
+    sums = torch.stack([norm for row in rows for norm in row]).view(len(groups), width).square().sum(1)
     if shards := _shards(every[0]):
         dist.all_reduce(sums, group=shards)
     return sums.sqrt()
@@ -115,6 +118,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, optim: config.OptimConfi
     return optim.lr * factor
 
 
+@torch.no_grad()
 def clip(parameters: Iterable[Tensor], max_norm: float, norms: Tensor | None = None) -> Tensor:
     """Scale gradients in place to a norm of at most max_norm (0: leave them); the norm before, of all ranks' shards.
 
@@ -123,8 +127,9 @@ def clip(parameters: Iterable[Tensor], max_norm: float, norms: Tensor | None = N
     """
     parameters = list(parameters)
     norm = torch.linalg.vector_norm(gradient_norms([parameters]) if norms is None else norms)
-    if max_norm > 0:
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    gradients = [local(p.grad) for p in parameters if p.grad is not None]
+    if max_norm > 0 and gradients:
+        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))  # as torch computes it
     return norm
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from fasttrain.checkpoint.saver import Checkpoints
 from fasttrain.config import Config
@@ -65,11 +66,13 @@ class TrainState:
     monitor: Monitor
     resumed_from: Path | None  # a checkpoint
     batches: Batches = field(init=False)
+    norm_groups: list[list[nn.Parameter]] = field(init=False)  # of the model
     tokenizer: Tokenizer | None = field(init=False)  # for samples; read at the start, for its file may vanish
 
     def __post_init__(self) -> None:
         self.tokenizer = self.data.tokenizer() if self.settings.validation.sample else None
         self.batches = self.segment().batches(self.data, self.runtime.dp_rank, self.runtime.dp_size)
+        self.norm_groups = self.model.norm_groups()
 
     @property
     def rundir(self) -> RunDir:

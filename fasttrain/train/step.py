@@ -12,6 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -94,8 +95,8 @@ def _update(state: TrainState, timer: StepTimer, totals: Tensor, *inputs: Any) -
         timer.mark("backward")
         loss += mean.detach()
     scaler.unscale_(optimizer)
-    norms = gradient_norms(model.norm_groups())
-    norm = clip(model.parameters(), state.settings.optim.clip, norms)
+    norms = gradient_norms(state.norm_groups)
+    norm = clip(chain(*state.norm_groups), state.settings.optim.clip, norms)
     if not scaler.is_enabled():
         skip_unless_finite(optimizer, norm)
     scaler.step(optimizer)

@@ -26,7 +26,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from fasttrain import config
 from fasttrain.model import Decoder
-from fasttrain.optim import muon
+from fasttrain.optim import adamw, muon
 from fasttrain.optim.muon import Muon, orthogonalise
 from fasttrain.optim.optimizer import (
     clip,
@@ -200,7 +200,7 @@ def test_matrices_decay_tied_ones_are_updated_once_and_frozen_ones_never(kind: s
 def test_adamw_is_torchs_fused_one() -> None:
     model = Net()
     optimizer = make_optimizer(model, optim(lr=1e-2, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.3), CPU)
-    assert type(optimizer) is torch.optim.AdamW
+    assert isinstance(optimizer, torch.optim.AdamW)
     assert all(group["fused"] for group in optimizer.param_groups)
     other = Net()
     other.load_state_dict(model.state_dict())
@@ -213,6 +213,39 @@ def test_adamw_is_torchs_fused_one() -> None:
         foreach=False,
     )
     torch.testing.assert_close(train(model, optimizer, range(3)), train(other, plain, range(3)), rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_adamw_gives_torchs_bits_whatever_happens_between_steps() -> None:
+    """Steps without some gradients, or without any; one that is not finite; a learning rate; a state that is loaded."""
+    models, generator = [Net(), Net()], torch.Generator().manual_seed(0)
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers: list[Any] = [
+        make_optimizer(models[0], optim(lr=1e-2, weight_decay=0.3), CPU),
+        torch.optim.AdamW(adamw.groups(models[1].parameters(), optim(lr=1e-2, weight_decay=0.3)), fused=True),
+    ]
+    saved: list[dict[str, Any]] = []
+    for step in range(9):
+        gradients = [torch.randn(p.shape, generator=generator) for p in models[0].parameters()]
+        for model, optimizer in zip(models, optimizers, strict=True):
+            for number, (weight, gradient) in enumerate(zip(model.parameters(), gradients, strict=True)):
+                missing = step == 5 or (step in (0, 3) and number % 2)
+                weight.grad = None if missing else gradient.clone()
+            optimizer.grad_scale, optimizer.found_inf = None, torch.tensor(float(step == 4))
+            for group in optimizer.param_groups:
+                group["lr"] = 1e-2 / (step + 1)
+            if step == 6:
+                optimizer.state.clear()  # as a run does that goes back to its start
+            if step == 7:
+                optimizer.load_state_dict(copy.deepcopy(saved[0]))  # after which its tensors are others
+            optimizer.step()
+        if step == 2:
+            saved.append(copy.deepcopy(optimizers[1].state_dict()))
+        for ours, torchs in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            assert torch.equal(ours, torchs), step
+    states = [[optimizer.state[p] for p in optimizer.param_groups[0]["params"]] for optimizer in optimizers]
+    for one, other in zip(*states, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in ("step", "exp_avg", "exp_avg_sq"))
 
 
 def test_muon_takes_the_four_matrices_of_each_block_of_the_decoder() -> None:
