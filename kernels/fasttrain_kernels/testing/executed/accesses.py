@@ -71,7 +71,8 @@ _ACCESS = (
 @rule(_ACCESS.format("ld"))
 def _load(t: Translator, match: re.Match[str]) -> Step:
     count, part = int((match[2] or "v1")[1:]), KINDS[match[3]].bits // 8
-    targets = [t.target(register) for register in t.parts(t.operands[0], count)]
+    parts = t.parts(t.operands[0], count)
+    targets, slots = [t.target(register) for register in parts], t.slots_of(parts)
     address, width, what, dtype = t.address(t.operands[1]), part * count, t.what, KINDS[match[3]].dtype
     in_global = match[1] == "global"
 
@@ -84,8 +85,10 @@ def _load(t: Translator, match: re.Match[str]) -> Step:
             values = g.memory.load(at, width, part, g.who[lanes], what)
             g.launch.bytes_read += at.size * width
         else:
-            values = g.shared.load(at, width, part, g.block[lanes], g.who[lanes], what)
+            values, undefined = g.shared.load(at, width, part, g.block[lanes], g.who[lanes], what)
             g.note_banks(at, lanes, width)
+            if undefined is not None:
+                g.set_undefined(slots, g.spread(undefined, lanes))
         for i, write in enumerate(targets):
             column = np.ascontiguousarray(values[:, i]).view(dtype)
             write(g, column if m is None else g.spread(column, lanes), m)
@@ -96,7 +99,8 @@ def _load(t: Translator, match: re.Match[str]) -> Step:
 @rule(_ACCESS.format("st"))
 def _store(t: Translator, match: re.Match[str]) -> Step:
     count, part = int((match[2] or "v1")[1:]), KINDS[match[3]].bits // 8
-    sources = [t.source(register, match[3]) for register in t.parts(t.operands[1], count)]
+    parts = t.parts(t.operands[1], count)
+    sources, slots = [t.source(register, match[3]) for register in parts], t.slots_of(parts)
     address, width, what = t.address(t.operands[0]), part * count, t.what
     in_global = match[1] == "global"
 
@@ -111,7 +115,9 @@ def _store(t: Translator, match: re.Match[str]) -> Step:
             g.memory.store(at, values, part, g.who[lanes], what)
             g.launch.bytes_written += at.size * width
         else:
-            g.shared.store(at, values, part, g.block[lanes], g.who[lanes], what)
+            undefined = g.undefined_in(slots) if g.undefined else None
+            some = None if undefined is None else undefined[lanes]
+            g.shared.store(at, values, part, g.block[lanes], g.who[lanes], what, some)
             g.note_banks(at, lanes, width)
 
     return store

@@ -325,6 +325,21 @@ for _spelling, _result, _sources, _value in TABLE:
     rule(_spelling)(_row(_result, _sources, _value))
 
 
+@rule(r"setp\.(\w+)\.(f16x2|bf16x2)")
+def _compare_halves(t: Translator, match: re.Match[str]) -> Step:
+    """p|q: of the lower and of the upper halves."""
+    t.expect(3)
+    low, high = (t.target(part) for part in t.parts(t.operands[0], 2))
+    a, b, relation = t.number(t.operands[1], match[2]), t.number(t.operands[2], match[2]), _RELATIONS[match[1]]
+
+    def compare(g: Any, m: Mask) -> None:
+        both = relation(a(g), b(g))
+        low(g, np.ascontiguousarray(both[:, 0]), m)
+        high(g, np.ascontiguousarray(both[:, 1]), m)
+
+    return compare
+
+
 @rule(*(rf"{word}\.approx\.f32" for word in _SPECIAL))
 def _approximation(t: Translator, match: re.Match[str]) -> Step:
     t.expect(2)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fasttrain_kernels.testing.executed.memory import Fault
-from fasttrain_kernels.testing.executed.program import Kind
+from fasttrain_kernels.testing.executed.program import Kind, TranslatedInstruction
 from fasttrain_kernels.testing.executed.ptx import Unsupported
 from fasttrain_kernels.testing.executed.translate import Mask
 from fasttrain_kernels.testing.executed.values import I64, REGISTER, Array
@@ -40,6 +41,7 @@ class Lanes:
         self.copy_group = np.zeros(self.n, I64)
         self.wgmma = WgmmaState()
         self.unready: set[int] = set()  # registers of tcgen05.ld before its wait
+        self.undefined: dict[int, Array] = {}  # registers with what was read from memory nobody wrote: which lanes
         self.stalled = False  # asked an mbarrier in vain
 
         self.counter = np.zeros(self.n, I64)  # the next instruction of each lane
@@ -114,6 +116,8 @@ class Lanes:
                 condition = ~self.registers[step.guard] if step.negated else self.registers[step.guard]
                 selected = condition if mask is None else mask & condition
             self._note_early(at)
+            if self.undefined:
+                self._follow_undefined(at, step, selected)
             if step.execute is not None:
                 step.execute(self, selected)
                 if mask is None:
@@ -175,14 +179,60 @@ class Lanes:
                 self.live &= ~selected
 
     def _note_early(self, at: int) -> None:
-        """Count instructions that touch what an asynchronous one still reads or writes."""
+        """Count instructions that touch what an asynchronous one still reads or writes. A mov only renames."""
         step = self.program.steps[at]
         if self.unready and not self.unready.isdisjoint(step.sources):
-            self.launch.early[f"reads what tcgen05.ld loads: {self.program.kernel.code[at]}"] += 1
+            if step.moves:
+                self.unready |= step.targets
+            else:
+                self.launch.early[f"reads what tcgen05.ld loads: {self.program.kernel.code[at]}"] += 1
         if self.wgmma.operands and not self.wgmma.operands.isdisjoint(step.targets):
             self.launch.early[f"overwrites an operand of wgmma: {self.program.kernel.code[at]}"] += 1
         if self.wgmma.results and step.kind is not Kind.ALL and not step.sources.isdisjoint(self.wgmma.results):
             self.launch.early[f"reads a result of wgmma: {self.program.kernel.code[at]}"] += 1
+
+    # Undefined values are followed through registers and memory, and reported where they decide something: pipelined
+    # loops load ahead, and compute with, what a selp or a guard drops. A branch is not reported: both ways may do so.
+
+    def undefined_in(self, slots: Iterable[int]) -> Array | None:
+        """The lanes in which one of the registers is undefined."""
+        found = [self.undefined[slot] for slot in slots if slot in self.undefined]
+        return np.logical_or.reduce(found) if found else None
+
+    def set_undefined(self, slots: Iterable[int], lanes: Array) -> None:
+        """Mark registers that have just been loaded from memory nobody wrote."""
+        for slot in slots:
+            self.undefined[slot] = self.undefined.get(slot, False) | lanes
+
+    def _undefined_selection(self, a: int | None, b: int | None, predicate: int) -> Array:
+        """The lanes in which the selected one of two values is undefined."""
+        none = np.zeros(self.n, np.bool_)
+        of_a, of_b = (none if slot is None else self.undefined.get(slot, none) for slot in (a, b))
+        return np.where(self.registers[predicate], of_a, of_b) | self.undefined.get(predicate, none)
+
+    def _follow_undefined(self, at: int, step: TranslatedInstruction, selected: Mask) -> None:
+        used = self.undefined_in(step.sources)
+        if used is not None and step.select:
+            used = self._undefined_selection(*step.select)
+        if used is not None and selected is not None:
+            used = used & selected
+        if used is not None and step.kind in (Kind.WARP, Kind.ALL):
+            used = np.repeat(used.reshape(-1, 32).any(1), 32)
+        guard = self.undefined.get(step.guard) if step.guard is not None and step.kind is not Kind.BRANCH else None
+        wrong = 0 if guard is None else int(guard.sum())
+        if (critical := self.undefined_in(step.critical)) is not None:
+            wrong += int((critical if selected is None else critical & selected).sum())
+        if wrong:
+            self.launch.uninitialised[f"{self.program.kernel.code[at]} uses it"] += wrong
+        for slot in step.targets:
+            before = self.undefined.get(slot)
+            now = np.zeros(self.n, np.bool_) if used is None else used
+            if selected is not None and before is not None:
+                now = now | (before & ~selected)
+            if now.any():
+                self.undefined[slot] = now
+            elif before is not None:
+                del self.undefined[slot]
 
     def release(self) -> None:
         """Pass the barrier."""

@@ -171,28 +171,42 @@ class SharedMemory(CheckedMemory):
             raise Fault(f"{what}: misaligned shared address")
         return at + block * self.stride
 
-    def load(self, address: Array, width: int, part: int, block: Array, who: Array, what: str) -> Array:
+    def load(
+        self, address: Array, width: int, part: int, block: Array, who: Array, what: str
+    ) -> tuple[Array, Array | None]:
+        """Return the values, and the lanes that read what nobody wrote."""
         offset = self.offset(address, width, block, what)
-        self.check_initialised_read(self.granules(offset, width), who, what)
-        return self.gather(offset, width, part)
+        at = self.granules(offset, width)
+        undefined = self.check_arrived(at, what)
+        self.check_read(at, who, what)
+        return self.gather(offset, width, part), undefined
 
-    def store(self, address: Array, values: Array, part: int, block: Array, who: Array, what: str) -> None:
+    def store(
+        self, address: Array, values: Array, part: int, block: Array, who: Array, what: str,
+        undefined: Array | None = None,
+    ) -> None:  # fmt: skip
+        """Store; `undefined` are the lanes whose values are."""
         width = values.shape[1] * part
         offset = self.offset(address, width, block, what)
         changes = self.changes(offset, values, part) if self.hazards is not None else None
-        self._note_write(self.granules(offset, width), who, what, changes)
+        at = self.granules(offset, width)
+        self._note_write(at, who, what, changes)
+        if undefined is not None:
+            self.known[at[undefined]] = False
         self.scatter(offset, values, part, who, what)
 
-    def check_initialised_read(self, at: Array, who: Array, what: str) -> None:
-        self.check_initialised(at, what)
-        self.check_read(at, who, what)
-
-    def check_initialised(self, at: Array, what: str) -> None:
+    def check_arrived(self, at: Array, what: str) -> Array | None:
+        """Return the lanes that read what nobody wrote, if there are any."""
         if self.in_flight[at].any():
             raise Fault(f"{what}: reads shared memory that an asynchronous copy is still writing")
-        known = self.known[at]
-        if not known.all():
-            self.uninitialised[what] += int((~known).sum())
+        known = self.known[at].all(1)
+        return None if known.all() else np.logical_not(known)
+
+    def check_operand(self, at: Array, what: str) -> None:
+        """As check_arrived, for operands of matmuls, which have to be initialised."""
+        undefined = self.check_arrived(at, what)
+        if undefined is not None:
+            self.uninitialised[f"{what} reads an operand that nobody wrote"] += int(undefined.sum())
 
     def _note_write(self, at: Array, who: Array, what: str, changes: Callable[[Array], Array] | None = None) -> None:
         if self.in_flight[at].any():

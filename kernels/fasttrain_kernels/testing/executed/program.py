@@ -36,6 +36,9 @@ class TranslatedInstruction:
     negated: bool
     sources: frozenset[int]
     targets: frozenset[int]
+    critical: frozenset[int]  # sources that are an address, or leave the block: they may not be undefined
+    moves: bool  # values, and does nothing with them
+    select: tuple[int | None, int | None, int] | None  # of selp: two registers, or constants, and the predicate
 
 
 class ExecutableKernel:
@@ -60,7 +63,8 @@ class ExecutableKernel:
             execute = translate(self.kernel, self.slots, instruction)
         return TranslatedInstruction(
             kind, execute, target, guard, instruction.guard_negated, self._sources(instruction),
-            self._targets(instruction),
+            self._targets(instruction), self._critical(instruction), instruction.opcode.startswith("mov"),
+            self._select(instruction),
         )  # fmt: skip
 
     def _check_barrier(self, instruction: PtxInstruction) -> None:
@@ -83,6 +87,18 @@ class ExecutableKernel:
             return frozenset()
         first = instruction.operands[0]
         return frozenset() if first.kind == "address" else frozenset(self._registers(first))
+
+    def _select(self, instruction: PtxInstruction) -> tuple[int | None, int | None, int] | None:
+        if not instruction.opcode.startswith("selp"):
+            return None
+        a, b, predicate = instruction.operands[1:]
+        return self.slots.get(a.text), self.slots.get(b.text), self.slots[predicate.text]
+
+    def _critical(self, instruction: PtxInstruction) -> frozenset[int]:
+        if re.match(r"st\..*global|atom|red\.|tcgen05\.mma|wgmma\.mma|mbarrier|cp\.async", instruction.opcode):
+            return self._sources(instruction)
+        addresses = (operand for operand in instruction.operands if operand.kind == "address")
+        return frozenset(slot for address in addresses for slot in self._registers(address))
 
     def _registers(self, operand: Operand) -> set[int]:
         if operand.kind == "register":

@@ -66,9 +66,9 @@ class TensorMemory:
             )
         return row, column
 
-    def check_initialised(self, known: Array, what: str) -> None:
+    def check_operand(self, known: Array, what: str) -> None:
         if not known.all():
-            self.uninitialised[what] += int((~known).sum())
+            self.uninitialised[f"{what} reads an operand that nobody wrote"] += int((~known).sum())
 
     def barrier(self, block: int, address: int, what: str) -> Mbarrier:
         if (block, address) not in self.barriers:
@@ -169,14 +169,16 @@ def _load_store(t: Translator, match: re.Match[str]) -> Step:
         return g.block[lanes][:, None], row[:, None], column[:, None] + np.arange(number)
 
     if load:
-        targets, slots = [t.target(part) for part in parts], [t.slots[part.text] for part in parts]
+        targets, slots = [t.target(part) for part in parts], t.slots_of(parts)
 
         def read(g: Lanes, m: Mask) -> None:
             check_whole_warps(g, m, what)
             active = np.ones(g.n, np.bool_) if m is None else m
             if active.any():
                 at = cells(g, active)
-                g.tensor.check_initialised(g.tensor.known[at], what)
+                known = g.tensor.known[at].all(1)
+                if not known.all():
+                    g.set_undefined(slots, g.spread(np.logical_not(known), np.nonzero(active)[0]))
                 values = np.zeros((g.n, number), U32)
                 values[active] = g.tensor.cells[at]
                 for i, write in enumerate(targets):
@@ -184,7 +186,7 @@ def _load_store(t: Translator, match: re.Match[str]) -> Step:
                 g.unready.update(slots)
 
         return read
-    sources = [t.source(part, "b32") for part in parts]
+    sources, stored = [t.source(part, "b32") for part in parts], t.slots_of(parts)
 
     def store(g: Lanes, m: Mask) -> None:
         check_whole_warps(g, m, what)
@@ -192,7 +194,8 @@ def _load_store(t: Translator, match: re.Match[str]) -> Step:
         if active.any():
             at = cells(g, active)
             g.tensor.cells[at] = np.stack([full(g, source(g)) for source in sources], 1)[active]
-            g.tensor.known[at] = True
+            undefined = g.undefined_in(stored)
+            g.tensor.known[at] = True if undefined is None else ~undefined[active][:, None]
 
     return store
 
@@ -258,10 +261,10 @@ def _issue(
             if not np.array_equal(one, other, equal_nan=True):
                 raise Fault(f"{what}: operand {name} changed between issue and completion")
         if left_in_tensor_memory:
-            tensor.check_initialised(tensor.known[at_a], what)
+            tensor.check_operand(tensor.known[at_a], what)
         out = np.matmul(now[0], now[1].T)
         if accumulate:
-            tensor.check_initialised(tensor.known[at], what)
+            tensor.check_operand(tensor.known[at], what)
             out = out + np.ascontiguousarray(tensor.cells[at][0]).view(F32)
         tensor.cells[at] = np.ascontiguousarray(out, F32).view(U32)[None]
         tensor.known[at] = True
@@ -280,7 +283,7 @@ def _shared_operand(
     lanes = np.full(address.size, lane)
     offset = g.shared.offset(flat(address), 16, g.block[lanes], what)
     at = g.shared.granules(offset, 16)
-    g.shared.check_initialised(at, what)
+    g.shared.check_operand(at, what)
     g.shared.check_proxy(at, g.block[lanes], g.warp[lanes], what)
     g.shared.check_written(at, g.who[lanes], what)
     return lambda: matrix(g.shared.gather(offset, 16, 4).reshape(*address.shape, 4), kind, transposed)

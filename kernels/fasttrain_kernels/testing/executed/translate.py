@@ -7,7 +7,7 @@ no rule lists is refused. Registers are arrays with one unsigned integer per lan
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,6 +75,9 @@ class Translator:
         if len(parts) != number:
             raise self.refuse()
         return parts
+
+    def slots_of(self, parts: Iterable[Operand]) -> list[int]:
+        return [self.slots[part.text] for part in parts if part.kind == "register"]
 
     def source(self, operand: Operand, kind: str) -> Source:
         """The bits of an operand, seen as the kind's numpy type."""

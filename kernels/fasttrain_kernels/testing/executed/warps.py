@@ -142,16 +142,18 @@ def _warp_barrier(t: Translator, match: re.Match[str]) -> Step:
 @rule(r"ldmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16")
 def _ldmatrix(t: Translator, match: re.Match[str]) -> Step:
     number, transposed, what = int(match[1]), bool(match[2]), t.what
-    targets = [t.target(register) for register in t.parts(t.operands[0], number)]
-    address = t.address(t.operands[1])
+    parts = t.parts(t.operands[0], number)
+    targets, slots, address = [t.target(register) for register in parts], t.slots_of(parts), t.address(t.operands[1])
 
     def load(g: Lanes, m: Mask) -> None:
         check_whole_warps(g, m, what)
         lanes = _row_lanes(g, m, number)
         at = address(g)[lanes]
         rows = np.zeros((g.n, 4), U32)
-        rows[lanes] = g.shared.load(at, 16, 4, g.block[lanes], g.who[lanes], what)
+        rows[lanes], undefined = g.shared.load(at, 16, 4, g.block[lanes], g.who[lanes], what)
         g.note_banks(at, lanes, 16)
+        if undefined is not None:  # by warps: which lane gets which element would be as long as the load itself
+            g.set_undefined(slots, np.repeat(g.spread(undefined, lanes).reshape(-1, 32).any(1), 32))
         matrices = rows.view(U16).reshape(-1, 4, 8, 8)[:, :number]  # warp, matrix, row, column
         if transposed:
             matrices = matrices.transpose(0, 1, 3, 2)
@@ -165,8 +167,8 @@ def _ldmatrix(t: Translator, match: re.Match[str]) -> Step:
 @rule(r"stmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16")
 def _stmatrix(t: Translator, match: re.Match[str]) -> Step:
     number, transposed, what = int(match[1]), bool(match[2]), t.what
-    sources = [t.source(register, "b32") for register in t.parts(t.operands[1], number)]
-    address = t.address(t.operands[0])
+    parts = t.parts(t.operands[1], number)
+    sources, slots, address = [t.source(p, "b32") for p in parts], t.slots_of(parts), t.address(t.operands[0])
 
     def store(g: Lanes, m: Mask) -> None:
         check_whole_warps(g, m, what)
@@ -177,7 +179,9 @@ def _stmatrix(t: Translator, match: re.Match[str]) -> Step:
         lanes = _row_lanes(g, m, number)
         at = address(g)[lanes]
         values = rows.reshape(g.n, 8).view(U32)[lanes]
-        g.shared.store(at, values, 4, g.block[lanes], g.who[lanes], what)
+        undefined = g.undefined_in(slots) if g.undefined else None
+        some = None if undefined is None else np.repeat(undefined.reshape(-1, 32).any(1), 32)[lanes]
+        g.shared.store(at, values, 4, g.block[lanes], g.who[lanes], what, some)
         g.note_banks(at, lanes, 16)
 
     return store

@@ -80,7 +80,8 @@ class OperandRead:
         self.what, self.lanes = what, np.repeat(np.arange(warps) * 32, chunks)  # a warp's first lane stands for it
         self.offset = g.shared.offset(flat(address), 16, g.block[self.lanes], what)
         self.at = g.shared.granules(self.offset, 16)
-        g.shared.check_initialised_read(self.at, g.who[self.lanes], what)
+        g.shared.check_operand(self.at, what)
+        g.shared.check_read(self.at, g.who[self.lanes], what)
         g.shared.check_proxy(self.at, g.block[self.lanes], g.warp[self.lanes], what)
         self.values = g.shared.gather(self.offset, 16, 4)
 
