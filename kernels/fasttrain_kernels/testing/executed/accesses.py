@@ -202,7 +202,7 @@ def _order(t: Translator, match: re.Match[str]) -> Step:
 # Atomics: one lane after the other, in the order of lanes. They are no race, and order nothing.
 
 _ATOMIC = (
-    r"(?:\.(?:relaxed|acquire|release|acq_rel))?(?:\.(?:gpu|sys|cta))?\.global(?:\.(?:gpu|sys|cta))?"
+    r"(?=.*\.global)(?:\.(?:relaxed|acquire|release|acq_rel|gpu|sys|cta|global))+"
     r"\.(add|min|max|and|or|xor|exch|cas|inc)(?:\.noftz)?(?:\.(v2|v4|v8))?\.(b32|b64|u32|u64|s32|s64|f32|f64|f16x2|"
     r"bf16x2|f16|bf16)"
 )

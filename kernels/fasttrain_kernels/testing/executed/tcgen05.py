@@ -18,13 +18,18 @@ from fasttrain_kernels.testing.executed.descriptors import chunk_addresses, flat
 from fasttrain_kernels.testing.executed.memory import Fault
 from fasttrain_kernels.testing.executed.ptx import Operand, Unsupported
 from fasttrain_kernels.testing.executed.translate import Mask, Source, Step, Translator, chosen, full, rule
-from fasttrain_kernels.testing.executed.values import F32, I64, U16, U32, Array, elements
+from fasttrain_kernels.testing.executed.values import ELEMENT_BITS, F32, I64, U32, Array, elements
 from fasttrain_kernels.testing.executed.warps import check_whole_warps
 
 if TYPE_CHECKING:
     from fasttrain_kernels.testing.executed.lanes import Lanes
 
 _SPANS = {2: 128, 4: 64, 6: 32}  # bytes of a swizzle's rows, by its code
+_TYPES = {  # of operands, by the codes of instruction descriptors
+    "f16": {0: "f16", 1: "bf16"},
+    "tf32": {2: "tf32"},
+    "f8f6f4": {0: "e4m3", 1: "e5m2"},
+}
 _COLUMNS = 512
 _UNINITIALISED = 0x7FC0DEAD  # NaN
 _MANY_STALLS = 10_000
@@ -207,7 +212,7 @@ def _tensor_address(t: Translator, operand: Operand) -> Callable[[Lanes], Array]
     return lambda g: full(g, value(g)).astype(I64) + offset
 
 
-@rule(r"tcgen05\.mma\.cta_group::1\.kind::f16")
+@rule(r"tcgen05\.mma\.cta_group::1\.kind::(f16|tf32|f8f6f4)")
 def _mma(t: Translator, match: re.Match[str]) -> Step:
     t.expect(5)
     d, a, b, instruction, keep = t.operands
@@ -220,29 +225,31 @@ def _mma(t: Translator, match: re.Match[str]) -> Step:
             raise Fault(f"{t.what}: issued by all lanes")
         for lane in np.nonzero(m)[0]:
             values = [int(full(g, source(g))[lane]) for source in (to, left, right, describe, accumulate)]
-            _issue(g, int(lane), *values, left_in_tensor_memory=a.kind == "address", what=t.what)
+            _issue(g, int(lane), *values, types=_TYPES[match[1]], in_tensor_memory=a.kind == "address", what=t.what)
 
     return issue
 
 
 def _issue(
     g: Lanes, lane: int, to: int, left: int, right: int, code: int, accumulate: int, *,
-    left_in_tensor_memory: bool, what: str,
+    types: dict[int, str], in_tensor_memory: bool, what: str,
 ) -> None:  # fmt: skip
+    """Queue the matmul that an instruction descriptor describes."""
     tensor, block = g.tensor, int(g.block[lane])
     rows, columns = (code >> 24 & 31) << 4, (code >> 17 & 63) << 3
     transpose_a, transpose_b = bool(code >> 15 & 1), bool(code >> 16 & 1)
-    types = code >> 7 & 7, code >> 10 & 7
+    kinds = types.get(code >> 7 & 7, ""), types.get(code >> 10 & 7, "")
     float32 = (code >> 4 & 3) == 1
-    if not float32 or types not in ((0, 0), (1, 1)) or code & 0x600F or rows not in (64, 128):
+    if not float32 or not all(kinds) or code & 0x600F or rows not in (64, 128):
         raise Unsupported(f"{what}: instruction descriptor {code:#x}")
-    kind = "bf16" if types[0] else "f16"
-    g.launch.mma_flops += 2 * rows * columns * 16
+    if (transpose_a or transpose_b) and ELEMENT_BITS[kinds[0]] != 16:
+        raise Unsupported(f"{what}: a transposed operand of {kinds[0]}")
+    g.launch.mma_flops += 2 * rows * columns * 256 // ELEMENT_BITS[kinds[0]]
     row = np.arange(128) if rows == 128 else np.arange(64) // 16 * 32 + np.arange(64) % 16
     first, column = tensor.at(np.array(to), columns, block, what)
     at = np.ix_(np.array([block]), first + row, column + np.arange(columns))
-    if not left_in_tensor_memory:
-        read_a = _shared_operand(g, lane, left, rows, transpose_a, kind, what)
+    if not in_tensor_memory:
+        read_a = _shared_operand(g, lane, left, rows, transpose_a, kinds[0], what)
     elif transpose_a:
         raise Unsupported(f"{what}: transposed operand in tensor memory")
     else:
@@ -250,9 +257,9 @@ def _issue(
         at_a = np.ix_(np.array([block]), first_a + row, column_a + np.arange(8))
 
         def read_a() -> Any:
-            return elements(np.ascontiguousarray(tensor.cells[at_a][0]).view(U16), kind)
+            return elements(tensor.cells[at_a][0], kinds[0])
 
-    read_b = _shared_operand(g, lane, right, columns, transpose_b, kind, what)
+    read_b = _shared_operand(g, lane, right, columns, transpose_b, kinds[1], what)
     issued = read_a(), read_b()
 
     def matmul() -> None:
@@ -260,7 +267,7 @@ def _issue(
         for name, one, other in zip("AB", issued, now, strict=True):
             if not np.array_equal(one, other, equal_nan=True):
                 raise Fault(f"{what}: operand {name} changed between issue and completion")
-        if left_in_tensor_memory:
+        if in_tensor_memory:
             tensor.check_operand(tensor.known[at_a], what)
         out = np.matmul(now[0], now[1].T)
         if accumulate:
@@ -275,7 +282,7 @@ def _issue(
 def _shared_operand(
     g: Lanes, lane: int, descriptor: int, rows: int, transposed: bool, kind: str, what: str
 ) -> Callable[[], Any]:
-    """Check an operand in shared memory; returns what reads it, (rows, 16), whenever that is called."""
+    """Check an operand in shared memory; returns what reads it, (rows, k), whenever that is called."""
     mode = descriptor >> 61 & 7
     if mode not in _SPANS or descriptor >> 49 & 7 or descriptor >> 52 & 1:
         raise Unsupported(f"{what}: descriptor {descriptor:#x}")

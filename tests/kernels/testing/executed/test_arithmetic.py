@@ -2,6 +2,7 @@ import itertools
 import math
 import operator
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ F32_MAX = torch.finfo(torch.float32).max
 TINY = 2.0**-149  # subnormal
 NAN, INF = math.nan, math.inf
 
-CASES = [
+CASES: list[Any] = [
     # opcode, result, sources, operands ..., expected
     ("add.s32", "s32", ["s32", "s32"], [BIG, -5], [1, 3], [SMALL, -2]),
     ("add.u64", "u64", ["u64", "u64"], [2**64 - 1], [2], [1]),
@@ -112,7 +113,7 @@ CASES = [
     ("testp.finite.f32", "pred", ["f32"], [1.0, INF, NAN], [True, False, False]),
     ("setp.lt.and.f32", "pred", ["f32", "f32", "pred"], [1.0, 1.0], [2.0, 2.0], [1, 0], [True, False]),
 ]
-ROUNDINGS = {"rzi": math.trunc, "rni": round, "rmi": math.floor, "rpi": math.ceil}
+ROUNDINGS: dict[str, Any] = {"rzi": math.trunc, "rni": round, "rmi": math.floor, "rpi": math.ceil}
 for _rounding, _function in ROUNDINGS.items():
     _values = [2.5, -2.5, 3.5, -0.75, 7.0]
     CASES.append((f"cvt.{_rounding}.f32.f32", "f32", ["f32"], _values, [float(_function(x)) for x in _values]))
@@ -120,7 +121,7 @@ for _rounding, _function in ROUNDINGS.items():
         _low, _high = (0, 2 ** int(_kind[1:]) - 1) if _kind[0] == "u" else (-(2 ** (int(_kind[1:]) - 1)), 2**15 - 1)
         _expected = [max(_low, _function(x)) for x in _values]
         CASES.append((f"cvt.{_rounding}.{_kind}.f32", _kind, ["f32"], _values, _expected))
-COMPARE = {
+COMPARE: dict[str, Any] = {
     "eq": operator.eq,
     "ne": operator.ne,
     "lt": operator.lt,
@@ -193,7 +194,7 @@ def test_every_row_of_the_table_is_tested():
     assert missing == []
 
 
-FUNCTIONS = {
+FUNCTIONS: dict[str, Any] = {
     "ex2": np.exp2, "lg2": np.log2, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "rcp": lambda x: 1 / x,
     "sin": np.sin, "cos": np.cos, "tanh": np.tanh,
 }  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -38,7 +40,7 @@ def ptx(body: str, tensors: int, threads: int = 32) -> str:
 
 
 def run(
-    body: str, *tensors: Tensor, threads: int = 32, blocks: int = 1, shared: int = 0, **options: object
+    body: str, *tensors: Tensor, threads: int = 32, blocks: int = 1, shared: int = 0, **options: Any
 ) -> ExecutedLaunch:
     """Execute a body; tensors are changed in place."""
     program = ExecutableKernel(parse(ptx(body, len(tensors), threads)))
@@ -92,7 +94,7 @@ def decode(kind: str, bits: np.ndarray) -> list:
     return [value - (mask + 1) if signed and value > mask // 2 else value for value in values]
 
 
-def compute(opcode: str, result: str, sources: list[str], *operands: list, **options: object) -> list:
+def compute(opcode: str, result: str, sources: list[str], *operands: list, **options: Any) -> list:
     """Results of one instruction: lane i computes with the i-th number of each operand; "#2" is an immediate."""
     lanes = len(operands[0])
     body, names, tensors = "", [], [torch.zeros(32, dtype=torch.int64)]
