@@ -1,6 +1,6 @@
 # CI runs these targets verbatim. Everything is installed into .venv by the first target that needs it.
 .DEFAULT_GOAL := help
-.PHONY: help train self-check test test-slow test-gpu test-browser test-eval test-docs test-faults test-kills test-latest nullgpu test-nullgpu check format bench bench-save bench-long bench-report compiled static clean
+.PHONY: help train self-check test test-slow test-gpu test-browser test-eval test-docs test-executed test-faults test-kills test-latest nullgpu test-nullgpu check format bench bench-save bench-long bench-report compiled static clean
 
 VENV    ?= .venv
 PYTHON  ?= python3
@@ -40,6 +40,9 @@ test-eval: $(VENV)/.installed-dev ## fasttrain eval --tasks, with lm-evaluation-
 
 test-docs: $(VENV)/.installed-dev ## the commands of the documentation again, with less shortened
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/docs --docs -rs --durations=8
+
+test-executed: $(VENV)/.installed-dev ## the compiled kernels executed: every target, schedule and mutation, in half an hour
+	@$(TEST) tests/kernels/executed -m executed
 
 test-faults: $(VENV)/.installed-dev ## inject every fault that a run has to survive, and print what was lost and reported
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults --faults -rs --durations=8
