@@ -87,7 +87,10 @@ def active(offline: OfflineDriver, target: Target, *, multiprocessors: int | Non
         offline.stages[event["metadata"]["hash"]] = stages
 
     simulated = kernels_on_cpu(
-        shared_memory=target.shared_per_block, warp_size=target.warp_size, multiprocessors=multiprocessors
+        shared_memory=target.shared_per_block,
+        warp_size=target.warp_size,
+        multiprocessors=multiprocessors,
+        compute_capability=target.arch if isinstance(target.arch, int) else 0,
     )
     with knobs.compilation.scope(), simulated:
         others = knobs.compilation.listener

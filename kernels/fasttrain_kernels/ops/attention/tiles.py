@@ -8,6 +8,13 @@ device, by the shared memory of a program:
     narrow  operands held in registers; tiles fit the 99 KiB of sm_86, sm_89 and sm_120 (sm_80 has more)
     AMD     64 KiB, and twice the lanes per warp
 
+Warps share out the rows of a matmul's result, 16 each (all but sm_90 and sm_100): where a tile has fewer rows than that,
+some warps repeat the work of others. Tiles of up to 128 features have them (python -m bench.static, column "mma x").
+
+On sm_100 the tensor cores read shared memory through the asynchronous proxy. Triton puts a proxy fence before a matmul,
+but not always between it and the wait for what cp.async delivers: depths of the pipeline are those that have it there
+(rule "fence.proxy.async" of testing.compiled).
+
 float32 has no tensor cores: a thread holds whole rows of a matmul's operands, which leaves space for few of them.
 """
 
@@ -17,10 +24,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fasttrain_kernels._registration import shared_memory, warps
+from fasttrain_kernels._registration import compute_capability, shared_memory, warps
 
 _LARGE_SHARED_MEMORY = 200_000  # bytes: between sm_80's 163 KiB and sm_90's 227 KiB
 _AMD_SHARED_MEMORY = 65_536
+_TENSOR_MEMORY = 100  # compute capability of sm_100
 _THREADS = 256  # 128 spill almost everywhere: accumulators and operands of a tile fill their registers
 
 
@@ -61,11 +69,12 @@ def query_gradient_tile(q: Tensor, block_d: int, softcap: bool) -> TileConfig:
         return _tile(q, 64, 32, 2 if wide else 1)
     if block_d > 64 and not wide:
         return _tile(q, 128, 16 if softcap else 32)
-    return _tile(q, 128, 32 if softcap else 64)
+    return _tile(q, 128, 32 if softcap else 64, 1 if compute_capability(q.device) == _TENSOR_MEMORY else 2)
 
 
 def key_gradient_tile(q: Tensor, block_d: int, softcap: bool) -> TileConfig:
-    memory = shared_memory(q.device)
+    memory, capability = shared_memory(q.device), compute_capability(q.device)
+    stages = 3 if capability == _TENSOR_MEMORY else 2
     if q.element_size() > 2:
         if block_d > 128:
             return TileConfig(
@@ -74,9 +83,13 @@ def key_gradient_tile(q: Tensor, block_d: int, softcap: bool) -> TileConfig:
         return _float32_tile(q, block_d, own=32)
     if block_d > 128:
         return _tile(q, 32, 16 if memory <= _AMD_SHARED_MEMORY else 32)
+    if block_d > 64 and memory <= _AMD_SHARED_MEMORY:
+        return _tile(q, 64, 32)
+    if block_d > 64 and memory < _LARGE_SHARED_MEMORY:
+        return _tile(q, 128, 16, 1 if capability == 120 else 2)  # 2 spill 60 bytes on sm_120
     if block_d > 64:
-        return _tile(q, 128 if memory >= _LARGE_SHARED_MEMORY else 64, 32)
-    return _tile(q, 128, 64 if memory >= _LARGE_SHARED_MEMORY and not softcap else 32)
+        return _tile(q, 128, 32, stages)
+    return _tile(q, 128, 64 if memory >= _LARGE_SHARED_MEMORY and not softcap else 32, stages)
 
 
 def one_query_tile(q: Tensor, block_d: int) -> TileConfig:

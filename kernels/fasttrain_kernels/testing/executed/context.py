@@ -101,11 +101,9 @@ class _ExecutingDriver(OfflineDriver):
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         text = self.stages[metadata.hash]["ptx"].read_text()
-        if self.rewrite:
-            text = self.rewrite(text)
-        if text not in _programs:
-            _programs[text] = ExecutableKernel(parse(text))
-        program = _programs[text]
+        program = _program(text)
+        if self.rewrite and (changed := self.rewrite(text)) != text:
+            program = ExecutableKernel(parse(changed))  # of many mutants, none is kept
         if getattr(metadata, "global_scratch_size", 0) or getattr(metadata, "num_ctas", 1) > 1:
             raise Unsupported(f"{metadata.name}: scratch memory in global memory, clusters")
 
@@ -117,6 +115,12 @@ class _ExecutingDriver(OfflineDriver):
             )
 
         return launch
+
+
+def _program(text: str) -> ExecutableKernel:
+    if text not in _programs:
+        _programs[text] = ExecutableKernel(parse(text))
+    return _programs[text]
 
 
 def _flat(kinds: Iterable[Any], values: Iterable[Any]) -> list[tuple[str, Any]]:
