@@ -1,4 +1,4 @@
-"""Do the checks bite? Every executed barrier, wait, fence, guard and swizzle of compiled kernels, removed one at a time.
+"""Do the checks bite? Barriers, waits, fences, guards and swizzles of compiled kernels, removed one at a time.
 
 Each mutant ends in a report (a Fault, a finding, numbers out of tolerance), or is redundant: under every schedule its
 results are those of the unchanged kernel, bit for bit. How many are redundant is counted per kind; a check that stops
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,11 @@ KINDS: dict[str, tuple[str, Rewrite]] = {  # opcodes of the instructions, and wh
     "guard": (r"(ld|st)\.global|cp\.async\.c|tcgen05\.mma", unguarded),
     "swizzle": (r"xor\.b32", unswizzled),
 }
-SCHEDULES = [dict(schedule="reverse", asynchronous="early", poison=0xFF), dict(schedule="random")]
+SCHEDULES: list[dict[str, Any]] = [
+    {},
+    dict(schedule="reverse", asynchronous="early", poison=0xFF),
+    dict(schedule="random"),
+]
 
 
 def norm():
@@ -96,7 +101,7 @@ def mutate(kernel: str, line: int, change: Rewrite) -> Rewrite:
 
 def outcome(case, target: str, rewrite: Rewrite, expected: dict[str, torch.Tensor], before: list[str]) -> str:
     """What tells a mutant from the kernel, or "redundant"."""
-    for options in ({}, *SCHEDULES):
+    for options in SCHEDULES:
         try:
             results, findings = run(case, target, rewrite=rewrite, **options)
         except (Fault, Unsupported):

@@ -5,13 +5,8 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
 import pytest
-import triton
 
-import fasttrain_kernels.ops
 from fasttrain_kernels.testing import assert_accurate_over_seeds, execute
 from tests.kernels.numbers.cases import CASES, DTYPES
 

@@ -1,6 +1,8 @@
-"""What hardware leaves undefined may not matter: schedules, poisons, when asynchronous work completes, which lane wins."""
+"""Schedules, poisons, the time of asynchronous work and the lane that wins a collision may not matter."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from fasttrain_kernels.testing.accuracy import _outputs_and_gradients
 from tests.kernels.executed.test_ops import SHORT, TARGETS
 from tests.kernels.numbers.cases import CASES, DTYPES
 
-CHOICES = {
+CHOICES: dict[str, dict[str, Any]] = {
     "forward": dict(schedule="forward"),
     "reverse": dict(schedule="reverse", poison=0xFF),
     "random": dict(schedule="random", seed=1, poison=0x7F),

@@ -84,15 +84,16 @@ def _funnel_shift(low: Any, high: Any, by: Any, *, left: bool, wrap: bool) -> An
 
 
 def _extract(a: Any, position: Any, length: Any) -> Any:
-    signed = np.asarray(a).dtype.kind == "i"
-    a = np.asarray(a).astype(I64) & 0xFFFFFFFF
-    position, length = np.asarray(position).astype(I64) & 0xFF, np.asarray(length).astype(I64) & 0xFF
-    mask = (I64(1) << np.minimum(length, 32)) - 1
-    value = (a >> np.minimum(position, 63)) & mask
-    if signed:
-        negative = (a >> np.minimum(position + length - 1, 31)) & 1
-        value = np.where((negative == 1) & (length > 0), value | ~mask, value)
-    return (value & 0xFFFFFFFF).astype(U32)
+    """A field of bits; bits above the register are its sign, or 0."""
+    a = np.asarray(a)
+    width, unsigned = 8 * a.dtype.itemsize, np.dtype(f"u{a.dtype.itemsize}").type
+    position, length = np.asarray(position) & U32(0xFF), np.asarray(length) & U32(0xFF)
+    value = _shift(a, position, left=False)
+    last = np.minimum(position + length - (length > 0), width - 1)
+    negative = (_shift(a, last, left=False) & a.dtype.type(1)).astype(np.bool_) & (a.dtype.kind == "i") & (length > 0)
+    above = _shift(np.full_like(value, -1 if a.dtype.kind == "i" else np.iinfo(a.dtype).max), length, left=True)
+    above = np.where(length >= width, a.dtype.type(0), above)
+    return np.where(negative, value | above, value & ~above).astype(a.dtype).view(unsigned)
 
 
 def _insert(a: Any, b: Any, position: Any, length: Any) -> Any:
@@ -235,7 +236,7 @@ TABLE: list[tuple[str, str, str, Value]] = [
     (r"prmt\.b32",                               "b32",    "b32 b32 b32", _permute),
     (r"shl\.(b16|b32|b64)",                      "$1",     "$1 u32",      functools.partial(_shift, left=True)),
     (r"shr\.([bus](?:16|32|64))",                "$1",     "$1 u32",      functools.partial(_shift, left=False)),
-    (r"bfe\.([us]32)",                           "u32",    "$1 u32 u32",  _extract),
+    (r"bfe\.([us])(32|64)",                      "b$2",    "$1$2 u32 u32", _extract),
     (r"bfi\.b32",                                "b32",    "b32 b32 u32 u32", _insert),
     (r"popc\.(b32|b64)",                         "u32",    "$1",          _population),
     (r"clz\.(b32|b64)",                          "u32",    "$1",          _leading_zeros),
