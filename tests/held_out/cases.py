@@ -241,16 +241,25 @@ for _name in ("chunk_gla", "fused_recurrent_gla"):
         lambda g, **inputs: naive("gla", "naive_recurrent_gla")(**inputs, gk=g),
         _decayed(32),
     )
-for _name in ("fused_recurrent_delta_rule",):  # the chunked one refuses float32
-    case(
-        f"FLA {_name}",
-        fla("ops.delta_rule", _name),
-        lambda q, **inputs: naive("delta_rule", "delta_rule_recurrence", heads_first=True)(q=q * 32**-0.5, **inputs),
-        lambda: _deltas(gated=False),
-    )
-for _name in ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"):
-    reference = naive("gated_delta_rule", "naive_recurrent_gated_delta_rule")
-    case(f"FLA {_name}", fla("ops.gated_delta_rule", _name), reference, lambda: _deltas(gated=True))
+case(  # the chunked one refuses float32
+    "FLA fused_recurrent_delta_rule",
+    fla("ops.delta_rule", "fused_recurrent_delta_rule"),
+    naive("delta_rule", "delta_rule_recurrence", heads_first=True),
+    lambda: _deltas(gated=False),
+)
+reference = naive("gated_delta_rule", "naive_recurrent_gated_delta_rule")
+case(
+    "FLA chunk_gated_delta_rule",
+    fla("ops.gated_delta_rule", "chunk_gated_delta_rule"),
+    reference,
+    lambda: _deltas(gated=True),
+)
+case(  # it has no backward
+    "FLA fused_recurrent_gated_delta_rule",
+    fla("ops.gated_delta_rule", "fused_recurrent_gated_delta_rule"),
+    reference,
+    lambda: {name: x.detach() for name, x in _deltas(gated=True).items()},
+)
 for _name in ("chunk_hgrn", "fused_recurrent_hgrn"):
     case(f"FLA {_name}", fla("ops.hgrn", _name), naive("hgrn", "naive_recurrent_hgrn"), _hgrn)
 case(

@@ -9,7 +9,7 @@ device, by the shared memory of a program:
     AMD     64 KiB, and twice the lanes per warp
 
 Where tensor cores read registers (narrow; sm_90 beyond 128 features), warps share out the rows of a result, 16 each.
-Below 128 rows, eight warps repeat the work of each other: half of it at 256 features, where larger tiles spill. Executed
+Below 128 rows eight warps repeat the work of each other: half of it at 256 features, where larger tiles spill. Executed
 matmuls against needed ones are a column of python -m bench.static.
 
 On sm_100 tensor cores read shared memory through the asynchronous proxy. Triton puts a fence before a matmul, but not
