@@ -125,3 +125,33 @@ def survey(case, target: str, monkeypatch: pytest.MonkeyPatch, *, every: int = 1
                 rewrite = mutate(kernel, instruction.line, change)
                 table[kind][outcome(case, target, rewrite, expected, before)] += 1
     return table
+
+
+# Of the mutants that no check and no number tells from the kernel, with their reason:
+#   barrier   Triton puts one between two uses of an allocation, also where a warp only meets its own data again
+#   wait      of a group that a later wait covers before its data are read
+#   fence     one of several between a write and a matmul
+#   guard     every lane is inside: the shapes leave no row out, or the block's loads stay in the tensor
+#   swizzle   of an address that nobody uses, or of a register that holds 0
+NORM = {"barrier": 2, "guard": 6}
+ATTENTION = {"barrier": 0.6, "wait": 0.4, "fence": 0.8, "guard": 0.4, "swizzle": 0.4}  # largest share
+
+
+@pytest.mark.executed
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_every_mutant_of_a_norm_is_reported_or_redundant(target, monkeypatch):
+    table = survey(norm, target, monkeypatch)
+    assert table["barrier"].total() >= 16
+    assert table["guard"].total() >= 100
+    for kind, outcomes in table.items():
+        assert outcomes["redundant"] <= NORM.get(kind, 0), table
+
+
+@pytest.mark.executed
+@pytest.mark.parametrize(("target", "every"), [("sm_80", 8), ("sm_90", 6), ("sm_100", 8)])
+def test_mutants_of_attention_are_reported_or_redundant(target, every, monkeypatch):
+    table = survey(causal, target, monkeypatch, every=every)
+    kinds = set(KINDS) - ({"fence"} if target == "sm_80" else set())  # which needs none
+    assert kinds <= set(table)
+    for kind, outcomes in table.items():
+        assert outcomes["redundant"] <= ATTENTION[kind] * outcomes.total(), table
