@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fasttrain_kernels.testing.executed.memory import Fault
-from fasttrain_kernels.testing.executed.program import Kind, TranslatedInstruction
+from fasttrain_kernels.testing.executed.program import FlowKind, TranslatedInstruction
 from fasttrain_kernels.testing.executed.ptx import Unsupported
 from fasttrain_kernels.testing.executed.translate import Mask
 from fasttrain_kernels.testing.executed.values import I64, REGISTER, Array
 from fasttrain_kernels.testing.executed.wgmma import WgmmaState
 
 if TYPE_CHECKING:
-    from fasttrain_kernels.testing.executed.machine import Batch
+    from fasttrain_kernels.testing.executed.machine import BlockBatch
 
 
 class Lanes:
     """Whole warps in lock-step, of one block or of several. Lanes that diverge execute in the order of their code."""
 
-    def __init__(self, batch: Batch, lanes: Array) -> None:  # indices into the batch
+    def __init__(self, batch: BlockBatch, lanes: Array) -> None:  # indices into the batch
         program = batch.program
         self.batch, self.program, self.n = batch, program, len(lanes)
         self.shared, self.memory, self.tensor = batch.shared, batch.memory, batch.tensor
@@ -147,9 +147,9 @@ class Lanes:
             self.together = at
             self._parked[:] = False
             return at, None
-        if self.program.steps[at].kind in (Kind.WARP, Kind.ALL):
+        if self.program.steps[at].kind in (FlowKind.WARP, FlowKind.ALL):
             whole = np.repeat((mask == self.live).reshape(-1, 32).all(1), 32)
-            if self.program.steps[at].kind is Kind.ALL and not whole.all():
+            if self.program.steps[at].kind is FlowKind.ALL and not whole.all():
                 whole[:] = False
             self._parked = (self._parked & ~(mask & whole)) | (mask & ~whole)
             mask = mask & whole
@@ -157,7 +157,7 @@ class Lanes:
 
     def _control(self, at: int, mask: Mask, selected: Mask) -> None:
         step = self.program.steps[at]
-        if mask is None and step.kind is Kind.BRANCH:
+        if mask is None and step.kind is FlowKind.BRANCH:
             if selected is None or selected.all():
                 self.together = step.target
                 return
@@ -171,11 +171,11 @@ class Lanes:
             self.counter[mask] = at + 1
         selected = mask if selected is None else selected
         match step.kind:
-            case Kind.BRANCH:
+            case FlowKind.BRANCH:
                 self.counter[selected] = step.target
-            case Kind.BARRIER:
+            case FlowKind.BARRIER:
                 self.waiting |= selected
-            case Kind.END:
+            case FlowKind.END:
                 self.live &= ~selected
 
     def _note_early(self, at: int) -> None:
@@ -188,7 +188,7 @@ class Lanes:
                 self.launch.early[f"reads what tcgen05.ld loads: {self.program.kernel.code[at]}"] += 1
         if self.wgmma.operands and not self.wgmma.operands.isdisjoint(step.targets):
             self.launch.early[f"overwrites an operand of wgmma: {self.program.kernel.code[at]}"] += 1
-        if self.wgmma.results and step.kind is not Kind.ALL and not step.sources.isdisjoint(self.wgmma.results):
+        if self.wgmma.results and step.kind is not FlowKind.ALL and not step.sources.isdisjoint(self.wgmma.results):
             self.launch.early[f"reads a result of wgmma: {self.program.kernel.code[at]}"] += 1
 
     # Undefined values are followed through registers and memory, and reported where they decide something: pipelined
@@ -216,9 +216,9 @@ class Lanes:
             used = self._undefined_selection(*step.select)
         if used is not None and selected is not None:
             used = used & selected
-        if used is not None and step.kind in (Kind.WARP, Kind.ALL):
+        if used is not None and step.kind in (FlowKind.WARP, FlowKind.ALL):
             used = np.repeat(used.reshape(-1, 32).any(1), 32)
-        guard = self.undefined.get(step.guard) if step.guard is not None and step.kind is not Kind.BRANCH else None
+        guard = self.undefined.get(step.guard) if step.guard is not None and step.kind is not FlowKind.BRANCH else None
         wrong = 0 if guard is None else int(guard.sum())
         if (critical := self.undefined_in(step.critical)) is not None:
             wrong += int((critical if selected is None else critical & selected).sum())

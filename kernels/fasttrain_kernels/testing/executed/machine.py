@@ -63,7 +63,7 @@ class Machine:
         size = 1 if self.program.one_block else max(1, _LANES // self.program.kernel.threads)
         with np.errstate(all="ignore"):  # infinities, NaN and wrapping integers are as silent as on the GPU
             for first in range(0, blocks, size):
-                Batch(self, grid, params, first, min(size, blocks - first)).run()
+                BlockBatch(self, grid, params, first, min(size, blocks - first)).run()
         for instruction, count in zip(self.program.kernel.code, self.counts.tolist(), strict=True):
             if count:
                 report.opcodes[instruction.opcode] += count
@@ -74,7 +74,7 @@ class Machine:
         return report
 
 
-class Batch:
+class BlockBatch:
     """Blocks that execute at the same time."""
 
     def __init__(

@@ -14,7 +14,7 @@ from fasttrain_kernels.testing.executed.values import KINDS
 RULES = (accesses, arithmetic, tcgen05, warps, wgmma)  # importing them registers their rules
 
 
-class Kind(Enum):
+class FlowKind(Enum):
     """How an instruction moves the lanes that execute it."""
 
     LANE = "each for itself"
@@ -29,7 +29,7 @@ class Kind(Enum):
 class TranslatedInstruction:
     """One instruction. Registers are numbered by slots."""
 
-    kind: Kind
+    kind: FlowKind
     execute: Step | None  # of control flow: none
     target: int  # of a branch
     guard: int | None
@@ -50,16 +50,16 @@ class ExecutableKernel:
         self.bits = list(kernel.registers.values())
         self.steps = [self._translate(instruction) for instruction in kernel.code]
         self.granule = min([16, *(_shared_width(i) for i in kernel.code)])  # of races in shared memory
-        self.one_block = any(step.kind is Kind.ALL for step in self.steps)  # blocks may not diverge from each other
+        self.one_block = any(step.kind is FlowKind.ALL for step in self.steps)  # blocks may not diverge from each other
 
     def _translate(self, instruction: PtxInstruction) -> TranslatedInstruction:
         kind, execute, target = _kind(instruction), None, -1
         guard = self.slots[instruction.guard] if instruction.guard else None
-        if kind is Kind.BRANCH:
+        if kind is FlowKind.BRANCH:
             target = self.kernel.destination(instruction)
-        elif kind is Kind.BARRIER:
+        elif kind is FlowKind.BARRIER:
             self._check_barrier(instruction)
-        elif kind is not Kind.END:
+        elif kind is not FlowKind.END:
             execute = translate(self.kernel, self.slots, instruction)
         return TranslatedInstruction(
             kind, execute, target, guard, instruction.guard_negated, self._sources(instruction),
@@ -107,18 +107,18 @@ class ExecutableKernel:
         return set().union(*(self._registers(part) for part in below))
 
 
-def _kind(instruction: PtxInstruction) -> Kind:
+def _kind(instruction: PtxInstruction) -> FlowKind:
     words = instruction.opcode.split(".")
     if instruction.opcode in ("bra", "bra.uni"):
-        return Kind.BRANCH
+        return FlowKind.BRANCH
     if words[0] in ("ret", "exit"):
-        return Kind.END
+        return FlowKind.END
     if words[0] in ("bar", "barrier") and words[-1] in ("sync", "aligned") and "warp" not in words:
-        return Kind.BARRIER
+        return FlowKind.BARRIER
     if words[0] == "wgmma":
-        return Kind.ALL
+        return FlowKind.ALL
     collective = ("shfl", "redux", "vote", "elect", "ldmatrix", "stmatrix", "mma", "tcgen05", "bar")
-    return Kind.WARP if words[0] in collective and "sync" in words else Kind.LANE
+    return FlowKind.WARP if words[0] in collective and "sync" in words else FlowKind.LANE
 
 
 def _shared_width(instruction: PtxInstruction) -> int:

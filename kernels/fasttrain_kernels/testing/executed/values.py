@@ -21,7 +21,7 @@ REGISTER: dict[int, Any] = {1: np.bool_, 8: U8, 16: U16, 32: U32, 64: U64}  # by
 
 
 @dataclass(frozen=True)
-class Kind:
+class RegisterKind:
     """A PTX type: its width, and for plain types the numpy type of the same bits."""
 
     name: str
@@ -76,21 +76,21 @@ def _packed(narrow: Any, wide: Any, decode: Callable[[Any], Any], encode: Callab
     return dict(decode=unpack, encode=pack)
 
 
-def _kinds() -> dict[str, Kind]:
+def _kinds() -> dict[str, RegisterKind]:
     same: Callable[[Any], Any] = lambda bits: bits  # noqa: E731
     plain = {"pred": np.bool_, "f32": F32, "f64": F64}
     for width in (8, 16, 32, 64):
         unsigned = REGISTER[width]
         plain |= {f"b{width}": unsigned, f"u{width}": unsigned, f"s{width}": np.dtype(f"i{width // 8}").type}
-    found = {name: Kind(name, 8 * np.dtype(dtype).itemsize, dtype) for name, dtype in plain.items()}
-    found["pred"] = Kind("pred", 1, np.bool_)
-    found["f16"] = Kind("f16", 16, U16, f16_to_f32, f32_to_f16)
-    found["bf16"] = Kind("bf16", 16, U16, bf16_to_f32, f32_to_bf16)
-    found["f16x2"] = Kind("f16x2", 32, U32, **_packed(U16, U32, f16_to_f32, f32_to_f16))
-    found["bf16x2"] = Kind("bf16x2", 32, U32, **_packed(U16, U32, bf16_to_f32, f32_to_bf16))
-    found["f32x2"] = Kind("f32x2", 64, U64, **_packed(F32, U64, same, lambda x: np.asarray(x, F32)))
+    found = {name: RegisterKind(name, 8 * np.dtype(dtype).itemsize, dtype) for name, dtype in plain.items()}
+    found["pred"] = RegisterKind("pred", 1, np.bool_)
+    found["f16"] = RegisterKind("f16", 16, U16, f16_to_f32, f32_to_f16)
+    found["bf16"] = RegisterKind("bf16", 16, U16, bf16_to_f32, f32_to_bf16)
+    found["f16x2"] = RegisterKind("f16x2", 32, U32, **_packed(U16, U32, f16_to_f32, f32_to_f16))
+    found["bf16x2"] = RegisterKind("bf16x2", 32, U32, **_packed(U16, U32, bf16_to_f32, f32_to_bf16))
+    found["f32x2"] = RegisterKind("f32x2", 64, U64, **_packed(F32, U64, same, lambda x: np.asarray(x, F32)))
     for name in ("e4m3", "e5m2"):
-        found[f"{name}x2"] = Kind(f"{name}x2", 16, U16, **_packed(U8, U16, *_fp8(name)))
+        found[f"{name}x2"] = RegisterKind(f"{name}x2", 16, U16, **_packed(U8, U16, *_fp8(name)))
     return found
 
 
