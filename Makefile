@@ -41,8 +41,8 @@ test-eval: $(VENV)/.installed-dev ## fasttrain eval --tasks, with lm-evaluation-
 test-docs: $(VENV)/.installed-dev ## the commands of the documentation again, with less shortened
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/docs --docs -rs --durations=8
 
-test-executed: $(VENV)/.installed-dev ## the compiled kernels executed: every target, schedule and mutation, in half an hour
-	@$(TEST) tests/kernels/executed -m executed
+test-executed: $(VENV)/.installed-dev ## the compiled kernels executed: every target (or TARGET=sm_90), schedule and mutation
+	@$(TEST) tests/kernels/executed -m executed -k "$(TARGET)"
 
 held-out: $(VENV)/.installed-dev ## kernels of Liger and flash-linear-attention, executed and compared with their references
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.held_out

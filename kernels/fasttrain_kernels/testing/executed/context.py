@@ -104,12 +104,15 @@ class _ExecutingDriver(OfflineDriver):
         program = _program(text)
         if self.rewrite and (changed := self.rewrite(text)) != text:
             program = ExecutableKernel(parse(changed))  # of many mutants, none is kept
-        if getattr(metadata, "global_scratch_size", 0) or getattr(metadata, "num_ctas", 1) > 1:
-            raise Unsupported(f"{metadata.name}: scratch memory in global memory, clusters")
+        if getattr(metadata, "num_ctas", 1) > 1:
+            raise Unsupported(f"{metadata.name}: clusters")
 
         def launch(x: int, y: int, z: int, stream: Any, function: Any, packed: Any, *rest: Any) -> None:
             _, _, _, *values = rest  # launch metadata, two hooks
             arguments = _flat(source.signature.values(), values)
+            for name in ("global_scratch_size", "profile_scratch_size"):  # of a program; the last two parameters
+                size = getattr(metadata, name, 0) * x * y * z
+                arguments.append(("*i8", torch.zeros(size, dtype=torch.int8)) if size else ("i64", 0))
             self.launches.append(
                 execute_kernel(program, (x, y, z), arguments, metadata.shared, self.options, metadata.name)
             )
@@ -141,7 +144,7 @@ def execute_kernel(
     """Launch a kernel with arguments of Triton's types: "*fp32", "i32", ..."""
     tensors = [_tensor(value) for kind, value in arguments if kind.startswith("*")]
     memory, base = _arena(tensors, options)
-    params = dict.fromkeys((name for name, _ in program.kernel.params), 0)  # the last are scratch memory, not used
+    params = dict.fromkeys((name for name, _ in program.kernel.params), 0)
     for (param, _), (kind, value) in zip(program.kernel.params, arguments, strict=False):
         params[param] = _bits(value, kind, base)
     try:

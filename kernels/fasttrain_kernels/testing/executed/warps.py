@@ -212,7 +212,7 @@ def _mma(t: Translator, match: re.Match[str]) -> Step:
     t.expect(4)
     k, kinds, integers = int(match[1]), (match[3], match[4]), match[2] == "s32"
     registers = k * ELEMENT_BITS[kinds[0]] // 128  # of A for each half of its rows, and of B
-    mixed = kinds[0] != kinds[1] and not all(kind in ("e4m3", "e5m2") for kind in kinds)
+    mixed = kinds[0] != kinds[1] and not any(set(kinds) == pair for pair in ({"e4m3", "e5m2"}, {"s8", "u8"}))
     if registers not in (1, 2) or mixed or match[2] != match[5] or integers != (kinds[0] in ("s8", "u8")):
         raise t.refuse()
     d, a, b, c = t.operands

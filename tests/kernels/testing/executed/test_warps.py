@@ -111,7 +111,7 @@ def fragment(kind, k):
 
 TYPES = {
     "bf16": torch.bfloat16, "f16": torch.float16, "tf32": torch.float32, "e4m3": torch.float8_e4m3fn,
-    "e5m2": torch.float8_e5m2, "s8": torch.int8,
+    "e5m2": torch.float8_e5m2, "s8": torch.int8, "u8": torch.uint8,
 }  # fmt: skip
 
 
@@ -127,11 +127,13 @@ TYPES = {
         ("e5m2", 32),
         ("s8", 32),
         ("s8", 16),
+        ("u8", 32),
     ],
 )
 def test_a_matmul_of_a_warp(kind, k):
-    A, B = (torch.randint(-3, 4, shape).to(TYPES[kind]) for shape in ((16, k), (k, 8)))
-    C = torch.randint(-9, 10, (16, 8)).to(torch.int32 if kind == "s8" else torch.float32)
+    low, integers = 0 if kind == "u8" else -3, kind in ("s8", "u8")
+    A, B = (torch.randint(low, 4, shape).to(TYPES[kind]) for shape in ((16, k), (k, 8)))
+    C = torch.randint(-9, 10, (16, 8)).to(torch.int32 if integers else torch.float32)
     at_a, at_b, of_a, of_b = fragment(kind, k)
     a, b = torch.zeros(32, of_a, dtype=A.dtype), torch.zeros(32, of_b, dtype=A.dtype)
     c = torch.zeros(32, 4, dtype=C.dtype)
@@ -146,7 +148,7 @@ def test_a_matmul_of_a_warp(kind, k):
     body = "".join(address(f"%in{n}", f"%rd{n}", size=4 * size) for n, size in enumerate((words_a, words_b, 4)))
     for n, words in ((0, words_a), (1, words_b)):
         body += "".join(f"ld.global.b32 %r{10 + 10 * n + i}, [%rd{n}+{4 * i}];" for i in range(words))
-    d = "s32" if kind == "s8" else "f32"
+    d = "s32" if integers else "f32"
     body += (
         "ld.global.v4.b32 {%r30, %r31, %r32, %r33}, [%rd2];"
         f"mma.sync.aligned.m16n8k{k}.row.col.{d}.{kind}.{kind}.{d} {{%r30, %r31, %r32, %r33}}, {{{registers_a}}}, "
