@@ -39,9 +39,9 @@ def test_results_do_not_depend_on_what_is_undefined(name, dtype, target):
         assert all(torch.equal(got[key], expected[key]) for key in expected), choice
 
 
-# Approximations with the largest error of the manual: 2 to 4 units in the last place of float32 where eager has less
-# than one. 16 bits do not notice; float32 may have this many times eager's error.
-FLOAT32_LIMIT = 12.0
+# rsqrt.approx may be off by a unit in the last place of float32, where eager's is exact; norms have up to 3.2 times
+# eager's error then. In 16 bits, and in attention and the loss, the worst approximations stay within twice eager's.
+NORMS_IN_FLOAT32 = 4.0
 
 
 @pytest.mark.executed
@@ -50,5 +50,5 @@ FLOAT32_LIMIT = 12.0
 def test_results_with_the_worst_approximations(name, dtype, target):
     with execute(target, approximations="worst", bank_conflicts=False):
         found = compare_over_seeds(CASES[name].op, **CASES[name].arguments(DTYPES[dtype]))
-    limit = FLOAT32_LIMIT if dtype == "fp32" else 2.0
+    limit = NORMS_IN_FLOAT32 if dtype == "fp32" and "norm" in name else 2.0
     assert [str(comparison) for comparison in found if not comparison.ratio <= limit] == []

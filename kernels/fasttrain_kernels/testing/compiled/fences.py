@@ -9,8 +9,10 @@ executed by fasttrain_kernels.testing.execute compare the bytes themselves.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from fasttrain_kernels.testing.executed.ptx import PtxKernel, parse
+if TYPE_CHECKING:
+    from fasttrain_kernels.testing.executed.ptx import PtxKernel
 
 _MATMUL = re.compile(r"(wgmma\.mma_async|tcgen05\.mma)\b")
 
@@ -19,6 +21,8 @@ def unfenced_matmuls(ptx: str) -> int:
     """Return how many matmuls can follow cp.async.wait_group without a fence between them."""
     if not _MATMUL.search(ptx) or "cp.async.c" not in ptx:
         return 0
+    from fasttrain_kernels.testing.executed.ptx import parse  # with all of its package: few kernels need it
+
     kernel = parse(ptx)
     late = [False] * len(kernel.code)  # before each instruction, on some path
     waits = [at for at, instruction in enumerate(kernel.code) if instruction.opcode.startswith("cp.async.wait")]
