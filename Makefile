@@ -1,6 +1,6 @@
 # CI runs these targets verbatim. Everything is installed into .venv by the first target that needs it.
 .DEFAULT_GOAL := help
-.PHONY: help train self-check test test-slow test-gpu test-browser test-eval test-docs test-faults test-kills test-latest nullgpu test-nullgpu check format bench bench-save bench-long bench-report compiled static clean
+.PHONY: help train self-check test test-slow test-gpu test-browser test-eval test-docs test-executed held-out test-faults test-kills test-latest nullgpu test-nullgpu check format bench bench-save bench-long bench-report compiled static clean
 
 VENV    ?= .venv
 PYTHON  ?= python3
@@ -40,6 +40,12 @@ test-eval: $(VENV)/.installed-dev ## fasttrain eval --tasks, with lm-evaluation-
 
 test-docs: $(VENV)/.installed-dev ## the commands of the documentation again, with less shortened
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/docs --docs -rs --durations=8
+
+test-executed: $(VENV)/.installed-dev ## the compiled kernels executed: every target (or TARGET=sm_90), schedule and mutation
+	@$(TEST) tests/kernels/executed -m executed -k "$(TARGET)"
+
+held-out: $(VENV)/.installed-dev ## kernels of Liger and flash-linear-attention, executed and compared with their references
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.held_out
 
 test-faults: $(VENV)/.installed-dev ## inject every fault that a run has to survive, and print what was lost and reported
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults --faults -rs --durations=8
@@ -94,7 +100,7 @@ test-nullgpu: $(VENV)/.installed-dev ## every command on the null GPU, skipped w
 	@touch $@
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .venv-latest .venv-nullgpu .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .venv-latest .venv-nullgpu .venv-held-out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info
 
 $(VENV)/bin/python:
 	@echo "[1/2] creating $(VENV)"

@@ -28,10 +28,11 @@ columns:
   regs, spill      registers per lane, bytes spilled per lane        smem   KiB of shared memory
   occ, limit       resident warps of those that fit, and what keeps it from more
   bits             width of an access, per lane        mma    tensor core instructions
+  mma x            matmul FLOPs that tensor cores execute, of those needed: above 1, warps repeat each other's work
   predicted us     low, mid, high by a roofline: not measured
 
 Without --check or --update, the stored table is shown. The exit status of --check is 1 if an exact figure is not the
-stored one, a kernel of ours spills, or one moves more bytes, or narrower ones, than a baseline.
+stored one, a kernel of ours spills or repeats matmuls, or one moves more bytes, or narrower ones, than a baseline.
 """
 
 
@@ -117,7 +118,7 @@ def _table(title: str, rows: Sequence[StaticRow]) -> Table:
     moved = [name for figure in ("issued", "memory", "LRU", "unique") for name in (figure, "x")]
     for name in (*moved, "GFLOP", "M special", "regs", "spill", "smem", "occ"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ("limit", "bits", "mma"):
+    for name in ("limit", "bits", "mma", "mma x"):
         table.add_column(name, no_wrap=True)
     table.add_column("predicted us", justify="right", no_wrap=True)
     for direction in PASSES:
@@ -146,6 +147,7 @@ def _cells(row: StaticRow) -> list[str]:
         row.limiter or "",
         str(row.width_bits or ""),
         " ".join(f"{name}:{count}" for name, count in row.matrix.items()),
+        "" if row.mma_ratio is None else f"{row.mma_ratio:.2f}",
         _time(row.predicted_us),
     ]
 
@@ -156,7 +158,7 @@ def _sums(rows: Sequence[StaticRow]) -> list[str]:
     moved = [cell for figure in rules.BYTES for cell in _bytes(rules.total(rows, figure), limit)]
     flops, special = (rules.total(rows, figure) for figure in ("flops", "special"))
     figures = [*moved, f"{flops / 1e9:.4g}", f"{special / 1e6:.4g}"]
-    return [*figures, *[""] * 7, _time(times)]
+    return [*figures, *[""] * 8, _time(times)]
 
 
 def _bytes(count: int, limit: int) -> tuple[str, str]:

@@ -22,11 +22,12 @@ BYTES = ("bytes_issued", "bytes_memory", "bytes_lru", "bytes_unique")
 # Where logits that are stored cost more bytes than logits that are computed again: few features to a token, so that a
 # logit takes few FLOPs. There the bytes must pay: fewer FLOPs, fewer bytes issued, less time by all predictions.
 TRADED = (("linear_cross_entropy", "8192x1024, V=151936"),)
+MOST_MATMULS = 1.0  # executed by tensor cores, of those needed
 _SIZEABLE = 0.05  # of the bytes of a pass: the width of kernels below does not matter
 # What is exact. Predicted times follow from it, and from a model that may change.
 EXACT = (
     *("launches", *BYTES, "bytes_limit", "flops", "special"),
-    *("registers", "spills", "shared", "occupancy", "limiter", "width_bits", "matrix"),
+    *("registers", "spills", "shared", "occupancy", "limiter", "width_bits", "matrix", "mma_ratio"),
 )
 
 
@@ -53,12 +54,18 @@ def narrowest(rows: Sequence[StaticRow]) -> int:
 def problems(rows: Sequence[StaticRow]) -> list[str]:
     """Return where ours spills, moves more bytes than a baseline, or moves them in narrower accesses."""
     found = [f"{_name(r)} {r.launch}: spills {r.spills} B per lane" for r in rows if r.provider == OURS and r.spills]
+    found += [f"{_name(r)} {r.launch}: executes {r.mma_ratio} times its matmuls" for r in rows if _repeats(r)]
     for key, providers in passes(rows).items():
         ours = providers.pop(OURS, [])
         for provider, theirs in providers.items():
             if ours:
                 found += [f"{' '.join(key)}: {text}" for text in _worse(provider, ours, theirs)]
     return found
+
+
+def _repeats(row: StaticRow) -> bool:
+    """Whether warps repeat the matmuls of others."""
+    return row.mma_ratio is not None and row.mma_ratio > MOST_MATMULS
 
 
 def _worse(provider: str, ours: Sequence[StaticRow], theirs: Sequence[StaticRow]) -> Iterable[str]:

@@ -17,7 +17,7 @@ from bench.static.gpus import CARDS
 from bench.static.prediction import predicted_us
 from bench.static.torch_ops import TorchOps
 from fasttrain_kernels._registration import kernels_on_cpu
-from fasttrain_kernels.testing import Launch, interpret
+from fasttrain_kernels.testing import Launch, execute, interpret
 from fasttrain_kernels.testing.compiled import KernelMetadata, RecordedLaunch, record
 from fasttrain_kernels.testing.targets import TARGETS
 
@@ -53,6 +53,7 @@ class StaticRow:
     width_bits: int | None
     matrix: dict[str, int]
     predicted_us: list[float]
+    mma_ratio: float | None = None  # FLOPs that tensor cores execute, of those that the source needs; ours on NVIDIA
 
     def plain(self) -> dict[str, Any]:
         return {"pass" if name == "direction" else name: value for name, value in asdict(self).items()}
@@ -66,7 +67,9 @@ def survey(case: StaticCase, target: str) -> list[StaticRow]:
     """Return the rows of a case on a target."""
     sizes = case.shape.full | dict(SMS=CARDS[target].multiprocessors)
     rows: dict[tuple[str, str], StaticRow] = {}
-    for direction, events in _recorded(case, sizes, target).items():
+    recorded = _recorded(case, sizes, target)
+    ratios = _mma_ratios(case, target) if _uses_tensor_cores(case, recorded, target) else {}
+    for direction, events in recorded.items():
         first = next((event for event in events if isinstance(event, RecordedLaunch)), None)
         for number, event in enumerate(events):
             if isinstance(event, Counts):
@@ -78,6 +81,7 @@ def survey(case: StaticCase, target: str) -> list[StaticRow]:
                 counts = _counts(case, direction, before, sizes, programs, target)
                 assert counts.kernel == event.kernel, f"{counts.kernel} was interpreted, {event.kernel} recorded"
                 row = _row(case, direction, target, counts, event.metadata, programs=math.prod(event.grid))
+                row = replace(row, mma_ratio=ratios.get((direction, event.kernel)))
             key = (direction, row.launch)
             rows[key] = _sum(rows[key], row) if key in rows else row
     return list(rows.values())
@@ -197,6 +201,29 @@ def _interpret(case: StaticCase, target: str) -> Iterator[tuple[Sizes, dict[str,
         simulated = kernels_on_cpu(multiprocessors=sizes["SMS"], shared_memory=memory)
         with simulated, interpret(poison=False, locks=case.locks) as launches:
             yield sizes, _by_pass(run, case.provider, sizes, partial(list, launches), target)
+
+
+# At small sizes, executed
+
+
+def _uses_tensor_cores(case: StaticCase, recorded: dict[str, list[RecordedLaunch | Counts]], target: str) -> bool:
+    launches = [event for events in recorded.values() for event in events if isinstance(event, RecordedLaunch)]
+    ours = case.provider == "fasttrain" and TARGETS[target].backend == "cuda"
+    return ours and any(launch.metadata.matrix for launch in launches)
+
+
+def _mma_ratios(case: StaticCase, target: str) -> dict[tuple[str, str], float]:
+    """What tensor cores execute, by pass and kernel, in units of what the source needs. 1.5: warps repeat a half."""
+    sizes, needed = _interpreted(case, _alike(case, target))[0]
+    with execute(target, multiprocessors=sizes["SMS"], races=False, bank_conflicts=False) as launches:
+        executed = _by_pass(case.run, case.provider, sizes, partial(list, launches), target)
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for direction in PASSES:
+        for source, binary in zip(needed[direction], executed[direction], strict=True):
+            assert source.kernel == binary.kernel
+            flops, executed_flops = found.get((direction, source.kernel), (0, 0))
+            found[direction, source.kernel] = flops + source.flops, executed_flops + binary.mma_flops
+    return {key: round(executed_flops / flops, 4) for key, (flops, executed_flops) in found.items() if flops}
 
 
 def _counts(case: StaticCase, direction: str, number: int, sizes: Sizes, programs: int, target: str) -> Counts:

@@ -38,12 +38,16 @@ _VERSION = _digest(Path(__file__).parent)
 _kernels_on_cpu = False
 # The GPU that kernels choose tiles and grids for when they are interpreted, or compiled, without one. Shared memory:
 # bytes per block on sm_86, sm_89 and sm_120, the smallest; multiprocessors: an H100's.
-_simulated = {"shared_memory": 101_376, "warp_size": 32, "multiprocessors": 132}
+_simulated = {"shared_memory": 101_376, "warp_size": 32, "multiprocessors": 132, "compute_capability": 86}
 
 
 @contextlib.contextmanager
 def kernels_on_cpu(
-    *, shared_memory: int | None = None, warp_size: int | None = None, multiprocessors: int | None = None
+    *,
+    shared_memory: int | None = None,
+    warp_size: int | None = None,
+    multiprocessors: int | None = None,
+    compute_capability: int | None = None,  # 90 is sm_90; 0: AMD
 ) -> Iterator[None]:
     """Launch Triton kernels for CPU tensors too; fasttrain_kernels.testing interprets or compiles them.
 
@@ -51,7 +55,12 @@ def kernels_on_cpu(
     """
     global _kernels_on_cpu, _simulated
     before = _kernels_on_cpu, _simulated
-    given = dict(shared_memory=shared_memory, warp_size=warp_size, multiprocessors=multiprocessors)
+    given = dict(
+        shared_memory=shared_memory,
+        warp_size=warp_size,
+        multiprocessors=multiprocessors,
+        compute_capability=compute_capability,
+    )
     _kernels_on_cpu, _simulated = True, _simulated | {k: v for k, v in given.items() if v is not None}
     try:
         yield
@@ -96,6 +105,14 @@ def shared_memory(device: torch.device) -> int:
         return _simulated["shared_memory"]
     properties = _properties(device)
     return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+
+
+def compute_capability(device: torch.device) -> int:
+    """90 is sm_90; 0: AMD. For the few choices that shared memory does not decide."""
+    if device.type != "cuda":
+        return _simulated["compute_capability"]
+    properties = _properties(device)
+    return 0 if torch.version.hip else 10 * properties.major + properties.minor
 
 
 def warps(threads: int, device: torch.device) -> int:

@@ -8,6 +8,14 @@ device, by the shared memory of a program:
     narrow  operands held in registers; tiles fit the 99 KiB of sm_86, sm_89 and sm_120 (sm_80 has more)
     AMD     64 KiB, and twice the lanes per warp
 
+Where tensor cores read registers (narrow; sm_90 beyond 128 features), warps share out the rows of a result, 16 each.
+Below 128 rows eight warps repeat the work of each other: half of it at 256 features, where larger tiles spill. Executed
+matmuls against needed ones are a column of python -m bench.static.
+
+On sm_100 tensor cores read shared memory through the asynchronous proxy. Triton puts a fence before a matmul, but not
+always between it and the wait for what cp.async delivers. The stages here are those for which it does; the rules of
+testing.compiled refuse others.
+
 float32 has no tensor cores: a thread holds whole rows of a matmul's operands, which leaves space for few of them.
 """
 
@@ -17,10 +25,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fasttrain_kernels._registration import shared_memory, warps
+from fasttrain_kernels._registration import compute_capability, shared_memory, warps
 
 _LARGE_SHARED_MEMORY = 200_000  # bytes: between sm_80's 163 KiB and sm_90's 227 KiB
 _AMD_SHARED_MEMORY = 65_536
+_TENSOR_MEMORY = 100  # compute capability of sm_100
 _THREADS = 256  # 128 spill almost everywhere: accumulators and operands of a tile fill their registers
 
 
@@ -57,6 +66,8 @@ def query_gradient_tile(q: Tensor, block_d: int, softcap: bool) -> TileConfig:
     wide = shared_memory(q.device) >= _LARGE_SHARED_MEMORY
     if q.element_size() > 2:
         return _float32_tile(q, block_d, own=64)
+    if compute_capability(q.device) == _TENSOR_MEMORY:
+        return _tile(q, 128, 32 if softcap or block_d > 128 else 64, 1)
     if block_d > 128:
         return _tile(q, 64, 32, 2 if wide else 1)
     if block_d > 64 and not wide:
@@ -65,17 +76,23 @@ def query_gradient_tile(q: Tensor, block_d: int, softcap: bool) -> TileConfig:
 
 
 def key_gradient_tile(q: Tensor, block_d: int, softcap: bool) -> TileConfig:
-    memory = shared_memory(q.device)
+    memory, capability = shared_memory(q.device), compute_capability(q.device)
     if q.element_size() > 2:
         if block_d > 128:
             return TileConfig(
                 16, 16, dict(num_warps=warps(2 * _THREADS, q.device), num_stages=2)
             )  # 256 spill 8 bytes on sm_90
         return _float32_tile(q, block_d, own=32)
+    if capability == _TENSOR_MEMORY:
+        return _tile(q, 64 if block_d > 128 else 128, 64 if block_d <= 64 and not softcap else 32, 3)
     if block_d > 128:
         return _tile(q, 32, 16 if memory <= _AMD_SHARED_MEMORY else 32)
+    if block_d > 64 and memory <= _AMD_SHARED_MEMORY:
+        return _tile(q, 64, 32)
+    if block_d > 64 and memory < _LARGE_SHARED_MEMORY:
+        return _tile(q, 128, 16, 1 if capability == 120 else 2)  # 2 spill 60 bytes on sm_120
     if block_d > 64:
-        return _tile(q, 128 if memory >= _LARGE_SHARED_MEMORY else 64, 32)
+        return _tile(q, 128, 32)
     return _tile(q, 128, 64 if memory >= _LARGE_SHARED_MEMORY and not softcap else 32)
 
 

@@ -157,7 +157,9 @@ def _query_gradient_block(
     value = load_rows(v, start, v_token, num_keys, N, D, BLOCK_D, MASKED)
     dp = matmul_transposed(do, value)
     if DELTA:
-        acc += tl.sum(p * dp, 1)
+        # Not p * dp: contracted with the sum's first addition, its rounding would depend on the lane, and with it which
+        # of two values of delta is stored.
+        acc += tl.sum(tl.fma(p, dp, 0.0), 1)
     else:
         ds = p * (dp - delta[:, None])
         if SOFTCAP > 0:

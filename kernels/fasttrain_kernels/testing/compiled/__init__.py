@@ -9,6 +9,7 @@
 
     recording          a Triton driver that compiles launches, and runs nothing
     listing            instructions, loops and counts; nvidia and amd read them from a binary
+    fences             proxy fences between asynchronous copies and matmuls
     metadata           the resources that a kernel takes
     cases, survey      the launches that fasttrain ships, compiled for a target
     rules              what they must satisfy; reading and writing of stored figures

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fasttrain_kernels.testing.compiled.fences import unfenced_matmuls
 from fasttrain_kernels.testing.compiled.metadata import KernelMetadata
 from fasttrain_kernels.testing.targets import Target
 
@@ -78,6 +79,7 @@ class InstructionCounts:
             matrix=dict(self.matrix),
             special=self.special,
             barriers=self.barriers,
+            unfenced=unfenced_matmuls(binary.stages["ptx"].read_text()) if "ptx" in binary.stages else 0,
         )
 
 

@@ -36,6 +36,7 @@ class KernelMetadata:
     matrix: dict[str, int]  # "HMMA", "HGMMA", "UTCHMMA", "MFMA", ... -> tensor core instructions
     special: int  # exp, log, rsqrt, ...: a quarter of the rate of an addition, or less
     barriers: int  # of the whole block
+    unfenced: int = 0  # matmuls that may read what cp.async delivered without a proxy fence (fences.py)
 
     @property
     def limits(self) -> Target:

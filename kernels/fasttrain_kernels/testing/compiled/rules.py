@@ -50,6 +50,8 @@ def problems(row: Row) -> list[str]:
         )
     if kernel.dots and row.case.startswith(("bf16", "fp16")) and not kernel.matrix:
         found.append("has a matmul without tensor cores")
+    if kernel.unfenced:
+        found.append(f"has {kernel.unfenced} matmuls that may read what cp.async delivered without fence.proxy.async")
     return found
 
 

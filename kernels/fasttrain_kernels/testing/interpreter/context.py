@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 import triton
 import triton.language as tl
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 from fasttrain_kernels._registration import kernels_on_cpu
+from fasttrain_kernels.testing.autotuned import run_configuration
 from fasttrain_kernels.testing.interpreter.arguments import Converter, bind
 from fasttrain_kernels.testing.interpreter.language import Replacements, builder, replace_language, replaced, rewritten
 from fasttrain_kernels.testing.interpreter.launches import KernelError, Launch, Launches
 from fasttrain_kernels.testing.interpreter.memory import GlobalMemory
 from fasttrain_kernels.testing.interpreter.tiles import Tile
+from fasttrain_kernels.testing.poison import poisoned_memory
 
 _GRID_LIMITS = (2**31 - 1, 65_535, 65_535)  # of CUDA, in x, y and z
 
@@ -58,7 +58,7 @@ def interpret(
             stack.enter_context(replaced(_replace_everything))
         stack.enter_context(kernels_on_cpu())
         if poison:
-            stack.enter_context(_poisoned_memory())
+            stack.enter_context(poisoned_memory())
         _active.append(_Settings(launches, order, config, locks))
         builder.poison, builder.tf32 = poison, tf32
         try:
@@ -74,24 +74,6 @@ def _replace_everything(replacements: Replacements) -> None:
     replacements.set(JITFunction, "__call__", _call)
     replacements.set(JITFunction, "__get__", _get)
     replacements.set(Autotuner, "run", _launch_autotuned)
-
-
-@contextlib.contextmanager
-def _poisoned_memory() -> Iterator[None]:
-    """Torch fills what torch.empty and its kin return with NaN while it is asked for determinism."""
-    # Not torch.use_deterministic_algorithms: it imports Inductor, four seconds that no kernel test needs.
-    enabled = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    fill = torch._C._get_deterministic_fill_uninitialized_memory()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation.*")
-        torch._C._set_deterministic_algorithms(True, warn_only=True)
-        torch._C._set_deterministic_fill_uninitialized_memory(True)
-        try:
-            yield
-        finally:
-            torch._C._set_deterministic_fill_uninitialized_memory(fill)
-            torch._C._set_deterministic_algorithms(enabled, warn_only=warn_only)
 
 
 def _call(kernel: JITFunction, *args: Any, _semantic: Any = None, _generator: Any = None, **kwargs: Any) -> Any:
@@ -162,15 +144,4 @@ def _grid(kernel: JITFunction, grid: tuple[int, ...]) -> tuple[int, int, int]:
 
 def _launch_autotuned(autotuner: Autotuner, *args: Any, **kwargs: Any) -> Any:
     """Run one configuration instead of measuring all."""
-    autotuner.nargs = dict(zip(autotuner.arg_names, args, strict=False))
-    configs = autotuner.prune_configs(kwargs) if len(autotuner.configs) > 1 else autotuner.configs
-    index = _active[-1].config
-    if not 0 <= index < len(configs):
-        raise ValueError(f"interpret: config {index} of a kernel with {len(configs)} configurations")
-    chosen = configs[index]
-    everything = {**autotuner.nargs, **kwargs, **chosen.all_kwargs()}
-    if chosen.pre_hook is not None:
-        chosen.pre_hook(everything)
-    autotuner.pre_hook(everything, reset_only=True)
-    autotuner.nargs = None
-    return autotuner.fn.run(*args, **kwargs, **chosen.all_kwargs())
+    return run_configuration(autotuner, _active[-1].config, "interpret", *args, **kwargs)

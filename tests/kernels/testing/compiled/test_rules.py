@@ -39,6 +39,12 @@ def test_regressions_are_distinguished_from_improvements(swiglu_row, change, com
     assert not found if complaint is None else any(complaint in text for text in found)
 
 
+def test_a_matmul_without_proxy_fence_is_a_problem(swiglu_row):
+    assert rules.problems(swiglu_row) == []
+    unfenced = dataclasses.replace(swiglu_row, metadata=dataclasses.replace(swiglu_row.metadata, unfenced=2))
+    assert rules.problems(unfenced) == ["has 2 matmuls that may read what cp.async delivered without fence.proxy.async"]
+
+
 def test_figures_survive_being_stored(swiglu_row, tmp_path):
     rules.write(tmp_path / "figures.json", rules.figures([swiglu_row]))
     version, figures = rules.read(tmp_path / "figures.json")
