@@ -5,6 +5,9 @@ from typing import Literal, NamedTuple
 OptimizerKind = Literal["adamw", "muon"]
 
 
+BATCH = 2**26  # elements of matrices that Muon works on at once on a GPU: fewer launches, for workspace
+
+
 class OptimizerRow(NamedTuple):
     """What the rest of the program knows of an optimizer."""
 
