@@ -174,7 +174,8 @@ def _backward_cpu(
 
 
 def _backward_packed_cpu(dout: Tensor, gate_up: Tensor) -> Tensor:
-    return torch.cat(_backward_cpu(dout, *gate_up.chunk(2, dim=-1)), dim=-1)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.cat(_backward_cpu(dout, gate, up), dim=-1)
 
 
 def _forward_packed_cpu(gate_up: Tensor) -> Tensor:
@@ -274,7 +275,7 @@ class _SwigluLinear(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None]:
         gate_up, weight = ctx.saved_tensors
         need_dgate_up, need_dweight = ctx.needs_input_grad
         dgate_up, out = None, None
