@@ -16,7 +16,7 @@ MIB = 2**20
 WORKSPACE = 32 * MIB  # of cuBLAS, for each thread: torch's default from Hopper on (8 MiB before)
 SMS = 132  # of an H100: a norm's backward has a row of partial sums for each
 MICRO_BATCHES, STEPS = 2, 4  # that are played: later ones repeat
-MARGIN, SMALL = 0.0075, 16 * MIB  # for what is not played: norms' gradients, scalars, samples
+MARGIN, SMALL = 0.01, 16 * MIB  # for what is not played: norms' gradients, scalars, samples
 _GATHER, _REDUCE = 1, 2  # FSDP's streams
 
 _ATTEND, _FEED = "+qkv =cublas +q +k +o +lse", "+out +n1 +r1 +gu +act"
