@@ -39,6 +39,8 @@ from fasttrain.optimizers import BATCH
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # torch.optim.Muon's: the steepest start that still ends near 1
 ITERATIONS = 5
 EPS = 1e-7
+# torch's SGD of many tensors in one pass, which changes nothing where a gradient is not finite
+_SGD: Any = dict(momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False, maximize=False, is_first_step=False)
 
 Adjust = Literal["original", "match_rms_adamw"]
 
@@ -97,10 +99,9 @@ def orthogonalise(matrix: Tensor, *, scale: float = 1.0) -> Tensor:  # (M, N) ->
 
 
 def _add_matmul(x: Tensor, a: Tensor, b: Tensor, *, beta: float, alpha: float) -> Tensor:
-    """beta * x + alpha * a @ b."""
+    """beta * x + alpha * a @ b. Of stacks, baddbmm would copy x first, as long as adding it later takes."""
     if x.ndim == 2:
         return torch.addmm(x, a, b, beta=beta, alpha=alpha)
-    # baddbmm would copy x first
     return x.new_empty(x.shape).baddbmm_(a, b, beta=0, alpha=alpha).add_(x, alpha=beta)
 
 
@@ -146,9 +147,9 @@ class Muon(torch.optim.Optimizer):
         loss = None if closure is None else torch.enable_grad()(closure)()
         # Where gradients are not finite, this step changes nothing (skip_unless_finite).
         not_finite: Tensor | None = getattr(self, "found_inf", None)
-        if (scale := getattr(self, "grad_scale", None)) is not None:  # a scaler's, that has not unscaled them
-            every = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-            torch._foreach_div_([*map(local, every)], scale)
+        if (scale := getattr(self, "grad_scale", None)) is not None:  # of a scaler that has not unscaled gradients
+            params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+            torch._foreach_div_([local(p.grad) for p in params], scale)
         self._step_matrices(self.param_groups[0], not_finite)
         if self._adamw:
             self._adamw.found_inf = not_finite  # type: ignore[attr-defined]
@@ -169,10 +170,10 @@ class Muon(torch.optim.Optimizer):
         for current, following in pairwise([*batches, []]):
             if not previous:
                 self._gather(current, group, not_finite)
-            wholes = [(p, matrix) for turn in current for p, matrix in turn.matrix()]
+            matrices = [x for turn in current for p, whole in turn.matrix() for x in whole.split(self._rows[p])]
             if following:
                 self._gather(following, group, not_finite)
-            self._orthogonalise([x for p, whole in wholes for x in whole.split(self._rows[p])])
+            self._orthogonalise(matrices)
             for turn in current:
                 turn.scatter()
             if previous:
@@ -192,7 +193,8 @@ class Muon(torch.optim.Optimizer):
         if self._batched:
             ahead = [*torch._foreach_mul(gradients, 1 - momentum)]
             # buffer = momentum * buffer + (1 - momentum) * gradient, ahead = ahead + momentum * buffer
-            _sgd(ahead, gradients, buffers, -momentum, momentum=momentum, found_inf=not_finite)
+            options = _SGD | dict(lr=-momentum, momentum=momentum, dampening=momentum, found_inf=not_finite)
+            torch._fused_sgd_(ahead, gradients, buffers, **options)
         else:
             weight: Any = 1 - momentum
             if not_finite is not None:
@@ -222,30 +224,13 @@ class Muon(torch.optim.Optimizer):
         updates = [update for turn in batch for update in turn.updates()]
         updates = [update.view_as(weight) for update, weight in zip(updates, weights, strict=True)]
         if self._batched:
-            like = [torch.empty_like(weight) for weight in weights]
-            torch._foreach_copy_(like, updates)
-            _sgd(weights, like, [], lr, weight_decay=decay, found_inf=not_finite)
+            wide = [torch.empty_like(weight) for weight in weights]
+            torch._foreach_copy_(wide, updates)
+            torch._fused_sgd_(weights, wide, [], **_SGD | dict(lr=lr, weight_decay=decay, found_inf=not_finite))
             return
         finite = 1.0 if not_finite is None else 1 - not_finite
         for weight, update in zip(weights, updates, strict=True):
             weight.mul_(1 - lr * decay * finite).add_(update * finite, alpha=-lr)
-
-
-def _sgd(
-    weights: list[Tensor],
-    gradients: list[Tensor],
-    buffers: list[Tensor],
-    lr: float | Tensor,
-    *,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    found_inf: Tensor | None,
-) -> None:
-    """torch's SGD, all tensors in one pass; where a gradient is not finite, it changes nothing."""
-    torch._fused_sgd_(
-        weights, gradients, buffers, lr=lr, momentum=momentum, dampening=momentum, weight_decay=weight_decay,
-        nesterov=False, maximize=False, is_first_step=False, found_inf=found_inf,
-    )  # fmt: skip
 
 
 class _Round:

@@ -176,9 +176,8 @@ def _about_recomputation(plan: Plan) -> str:
     best = max(rates, key=lambda name: (rates[name][0], -RECOMPUTE.index(name)))
     rate, micro = rates[best]
     as_set = (best, micro) == (settings.parallel.recompute, settings.batch.micro)
-    others = ", ".join(
-        f"{name} {value / rate - 1:+.1%} (batch.micro {m})" for name, (value, m) in rates.items() if name != best
-    )
+    losers = {name: row for name, row in rates.items() if name != best}
+    others = ", ".join(f"{name} {value / rate - 1:+.1%} (batch.micro {m})" for name, (value, m) in losers.items())
     worth = "is not worth it" if best == "none" else f"pays: {best}"
     tail = f"; against it {others}" if others else "; nothing else fits"
     change = "" if as_set else f" ({rate / plan.speed.rate - 1:+.1%} from here)"

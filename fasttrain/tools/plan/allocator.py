@@ -10,8 +10,6 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from typing import Any
 
-from fasttrain.optimizers import BATCH
-
 MIB = 2**20
 WORKSPACE = 32 * MIB  # of cuBLAS, for each thread: torch's default from Hopper on (8 MiB before)
 SMS = 132  # of an H100: a norm's backward has a row of partial sums for each
@@ -37,9 +35,7 @@ _BACKWARD = (
 )
 _TO_QKV = "+d_q2 +d_k2 -d_k -d_q -qkv +d_qkv -d_q2 -d_k2 -d_v +w_qkv +d !w_qkv -d_qkv -r -x"
 _START = "+cos +sin +angle +cos2 +sin2 -angle -cos -sin +drawn +drawn2 -drawn -drawn2"
-_ORTHOGONALISE = (
-    "+stack +half +gram +poly +half2 -half +gram2 -gram +poly2 -poly +half -half2 -gram2 -poly2 *half2 -half -stack"
-)
+_MUON = "+half +half2 +half3 +half4 -half -half2 -half3 -half4"  # a batch, and what it becomes
 
 
 class Allocator:
@@ -121,6 +117,7 @@ class _Steps:
             "segments": 4 * s.C * (s.M // 10 + min(s.M, s.vocab)),
             "logits": s.chunk.tokens * (-(-s.vocab // 16) * 16) * s.a,
             "stats": s.stats.tokens * (-(-s.vocab // 16) * 16) * 4,
+            **dict.fromkeys(("half", "half2", "half3", "half4"), s.update / 4),
             "norms": 4 * sum(map(len, self.units)) * -(-head // (s.S * 65536)),
         }  # fmt: skip
         self.fsdp, self.adds, self.once = s.sharded and not s.cast, False, s.parallel.reshard_after_forward
@@ -136,11 +133,10 @@ class _Steps:
             self.adds = number > 0
             self._micro_batch(last=number == last - 1)
         self._play("*norms")
-        if s.muon:
-            self._muon(sorted((size for unit in self.units[1:] for size in unit.values()), reverse=True))
         if self.stateless:
-            for number in range(1 if s.muon else s.L + 1):
-                self._all(number, 4 / s.S, copies=2)
+            for number in range(s.L + 1):
+                self._all(number, 4 / s.S, copies=1 if s.muon and number else 2)
+        self._play(_MUON if s.muon else "")
         self.stateless = False
         for number in sorted(self.grads):
             self.at.free(*self.grads.pop(number))
@@ -283,28 +279,3 @@ class _Steps:
             if s.S == 1:
                 self.at.free(self.at.new(whole, _REDUCE))
             self.at.free(*(held.pop() for _ in held[1:]))
-
-    def _muon(self, matrices: list[int]) -> None:
-        """Batches of matrices, as many for each rank: one is gathered, that before worked on, one before that added."""
-        s, batches = self.s, list[list[int]]()
-        while matrices:
-            count = s.S * max(1, BATCH // matrices[0])
-            batches, matrices = [*batches, matrices[:count]], matrices[count:]
-        batches += [], []
-        for number, batch in enumerate(batches):
-            for size in batch if self.stateless else ():
-                self.at.new(4 * size / s.S)
-            if batch:
-                self._hold("mixed", 4 * sum(batch) / s.S)
-                self._hold(f"low {number}", 2 * sum(batch) / s.S)
-                self._hold(f"whole {number}", 2 * sum(batch[:: s.S]) * (s.S > 1))
-                self._drop("mixed")
-            own = batches[number - 1][:: s.S]
-            for size in sorted(set(own), reverse=True):
-                stack, grams = (2 * own.count(size) * elements for elements in (size, min(2 * s.C**2, size)))
-                self.sizes |= dict.fromkeys(("stack", "half", "half2"), stack)
-                self.sizes |= dict.fromkeys(("gram", "gram2", "poly", "poly2"), grams)
-                self._play(_ORTHOGONALISE)
-            self.sizes["mixed"] = 4 * sum(batches[number - 2]) / s.S
-            self._play("*mixed")
-            self._drop(f"low {number - 2}", f"whole {number - 2}")
