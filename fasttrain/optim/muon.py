@@ -171,16 +171,16 @@ class Muon(torch.optim.Optimizer):
             if not previous:
                 self._gather(current, group, not_finite)
             matrices = [x for turn in current for p, whole in turn.matrix() for x in whole.split(self._rows[p])]
-            if following:
+            if following and self._ranks:
                 self._gather(following, group, not_finite)
             self._orthogonalise(matrices)
             for turn in current:
                 turn.scatter()
             if previous:
                 self._apply(previous, group, not_finite)  # has travelled while this batch was worked on
-            previous = current
-        if previous:
-            self._apply(previous, group, not_finite)
+            previous = current if following and self._ranks else []
+            if not previous:
+                self._apply(current, group, not_finite)
 
     def _gather(self, batch: list[_Round], group: dict[str, Any], not_finite: Tensor | None) -> None:
         """Momentum, and on their way: this rank's shards of what is to be orthogonalised."""

@@ -35,7 +35,6 @@ _BACKWARD = (
 )
 _TO_QKV = "+d_q2 +d_k2 -d_k -d_q -qkv +d_qkv -d_q2 -d_k2 -d_v +w_qkv +d !w_qkv -d_qkv -r -x"
 _START = "+cos +sin +angle +cos2 +sin2 -angle -cos -sin +drawn +drawn2 -drawn -drawn2"
-_MUON = "+half +half2 +half3 +half4 -half -half2 -half3 -half4"  # a batch, and what it becomes
 
 
 class Allocator:
@@ -117,7 +116,6 @@ class _Steps:
             "segments": 4 * s.C * (s.M // 10 + min(s.M, s.vocab)),
             "logits": s.chunk.tokens * (-(-s.vocab // 16) * 16) * s.a,
             "stats": s.stats.tokens * (-(-s.vocab // 16) * 16) * 4,
-            **dict.fromkeys(("half", "half2", "half3", "half4"), s.update / 4),
             "norms": 4 * sum(map(len, self.units)) * -(-head // (s.S * 65536)),
         }  # fmt: skip
         self.fsdp, self.adds, self.once = s.sharded and not s.cast, False, s.parallel.reshard_after_forward
@@ -136,7 +134,7 @@ class _Steps:
         if self.stateless:
             for number in range(s.L + 1):
                 self._all(number, 4 / s.S, copies=1 if s.muon and number else 2)
-        self._play(_MUON if s.muon else "")
+        self.at.free(*[self.at.new(s.update / 4) for _ in range(4 * s.muon)])  # a batch, and what it becomes
         self.stateless = False
         for number in sorted(self.grads):
             self.at.free(*self.grads.pop(number))

@@ -143,9 +143,8 @@ class _StepMemory:
         self.M, self.L, self.C, self.F = batch.micro * settings.data.sequence, model.layers, model.hidden, model.ffn
         self.H, self.K = model.heads * model.head_dim, model.kv_heads * model.head_dim
         self.lse = 4 * model.heads * (2 if self.a == 4 and device == "cpu" else 1)  # bytes of a token
-        self.act = model.ffn if device == "cpu" else 0  # of swiglu's output, where it is kept
-        # Beside swiglu's gradients: its output, or the CPU implementation's intermediate results, unless fused
-        self.intermediate = model.ffn if device != "cpu" else 0 if compiled else 3 * model.ffn
+        self.act = self.F if device == "cpu" else 0  # swiglu's output, where it is kept; and beside its gradients:
+        self.intermediate = self.F if device != "cpu" else 0 if compiled else 3 * self.F  # of the CPU implementation
         # fasttrain.distributed.parallelize leaves a single fp32 rank alone: nothing is gathered or cast. In another
         # precision it may hold copies of all weights, always, and cast gradients in place of reducing them.
         self.sharded = dp_size > 1 or precision != "fp32"
@@ -155,8 +154,10 @@ class _StepMemory:
         self.cast = dp_size == 1 and self.sharded and parallel.holds_copies(counts.total)
         self.head = self.a * vocab * model.hidden  # the gradient of the head, there from the backward of the loss on
         self.states = optimizer_bytes(model, vocab, settings.optim.kind)
-        most = max(2 * model.hidden * model.ffn, min(BATCH, counts.blocks // self.S) * (device == "cuda"))
-        self.update = OPTIMIZERS[settings.optim.kind].whole_matrices * most * self.a
+        matrix = 2 * self.C * self.F  # the largest, and how many of them a batch has
+        count = max(min(BATCH // matrix, self.L // self.S), 1) if device == "cuda" else 1
+        whole = OPTIMIZERS[settings.optim.kind].whole_matrices * (1.5 if self.S > 1 else 1)
+        self.update = whole * count * matrix * self.a
         self.chunk = planned_chunk(self.M, self.C, vocab, precision=precision, device=device)
         self.stats = planned_chunk(self.M, self.C, vocab, precision=precision, device=device, stats=True)
         # Whether the head's gradient is no fp32 sum of chunks: it is in bf16 at once, and multiplied in hardware
