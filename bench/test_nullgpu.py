@@ -23,24 +23,19 @@ MOST = {"torch": 2.0, "Liger": 0.55}  # of their host time, forward and backward
 STEPS = 24
 TRAIN = f"""-m fasttrain.train --recipe 124m --batch.sequences 32 --batch.steps {STEPS} --optim.warmup 2 --data.lint off
     --validation.every 0 --validation.sequences 1 --validation.sample= --checkpoint.every 0""".split()
+MUON = ["--parallel.compile", "on", "--optim.kind", "muon"]
 RUNS = {
     "plain GPT-2, compiled": [str(HERE / "gpt2.py"), "--steps", str(STEPS)],
     "plain GPT-2, eager": [str(HERE / "gpt2.py"), "--steps", str(STEPS), "--eager"],
     "fasttrain, compiled": [*TRAIN, "--parallel.compile", "on"],
     "fasttrain, eager": [*TRAIN, "--parallel.compile", "off"],
     "fasttrain, captured": [*TRAIN, "--parallel.compile", "on", "--parallel.cuda_graph", "True"],
-    "fasttrain, Muon": [*TRAIN, "--parallel.compile", "on", "--optim.kind", "muon"],
-    "fasttrain, Muon in fp16": [
-        *TRAIN,
-        "--parallel.compile",
-        "on",
-        "--optim.kind",
-        "muon",
-        "--parallel.precision",
-        "fp16",
-    ],
+    "fasttrain, Muon": [*TRAIN, *MUON],
+    "fasttrain, Muon in fp16": [*TRAIN, *MUON, "--parallel.precision", "fp16"],
 }
-LAUNCHES = {"fasttrain, Muon": 650}
+LAUNCHES = {"fasttrain, Muon": 650, "fasttrain, Muon in fp16": 650}
+# Of plain's. The aim is 0.55, which is met against a GPT-2 that returns its logits (21.2 GiB), and missed by this one.
+ALLOCATED = {"fasttrain, compiled": 0.75, "fasttrain, Muon": 0.75}
 
 
 def on_null_gpu(*arguments, **options):
@@ -81,16 +76,21 @@ def test_a_step_of_124m(report, tmp_path):
     table = {}
     for name, found in figures.items():
         last = found["counts"][-1]
-        against = plain["eager" if name.endswith("eager") else "compiled"]
+        form = "eager" if name.endswith("eager") else "compiled"
         table[name] = {
             "host": seconds(_host(found)),
-            "of plain's": ratio(_host(found) / against, at_most=limits.get(name), margin=0.3),
+            "of plain's": ratio(_host(found) / plain[form], at_most=limits.get(name), margin=0.3),
             "launches": exact(last.get("launches", 0), "", at_most=LAUNCHES.get(name)),
             "in graphs": exact(last.get("launches in graphs", 0), ""),
             "copies on the device": exact(
                 last.get("copies d2d", 0) + last.get("copies d2d in graphs", 0), "", at_most=2
             ),
             "allocated": memory(found["allocated"]),
+            "allocated of plain's": ratio(
+                found["allocated"] / figures[f"plain GPT-2, {form}"]["allocated"],
+                at_most=ALLOCATED.get(name),
+                margin=None,
+            ),
             "reserved of allocated": ratio(found["reserved"] / found["allocated"], margin=None),
         }
         if "fasttrain" in name:
