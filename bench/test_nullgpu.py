@@ -26,6 +26,7 @@ TRAIN = f"""-m fasttrain.train --recipe 124m --batch.sequences 32 --batch.steps 
 MUON = ["--parallel.compile", "on", "--optim.kind", "muon"]
 RUNS = {
     "plain GPT-2, compiled": [str(HERE / "gpt2.py"), "--steps", str(STEPS)],
+    "plain GPT-2, logits": [str(HERE / "gpt2.py"), "--steps", str(STEPS), "--logits"],
     "plain GPT-2, eager": [str(HERE / "gpt2.py"), "--steps", str(STEPS), "--eager"],
     "fasttrain, compiled": [*TRAIN, "--parallel.compile", "on"],
     "fasttrain, eager": [*TRAIN, "--parallel.compile", "off"],
@@ -34,8 +35,8 @@ RUNS = {
     "fasttrain, Muon in fp16": [*TRAIN, *MUON, "--parallel.precision", "fp16"],
 }
 LAUNCHES = {"fasttrain, Muon": 650, "fasttrain, Muon in fp16": 650}
-# Of plain's. The aim is 0.55, which is met against a GPT-2 that returns its logits (21.2 GiB), and missed by this one.
-ALLOCATED = {"fasttrain, compiled": 0.75, "fasttrain, Muon": 0.75}
+# Of plain GPT-2's, compiled, as it is and returning its logits as nanoGPT does. The aim, 0.55, is met by the second.
+ALLOCATED = {"compiled": 0.75, "logits": 0.55}
 
 
 def on_null_gpu(*arguments, **options):
@@ -86,11 +87,14 @@ def test_a_step_of_124m(report, tmp_path):
                 last.get("copies d2d", 0) + last.get("copies d2d in graphs", 0), "", at_most=2
             ),
             "allocated": memory(found["allocated"]),
-            "allocated of plain's": ratio(
-                found["allocated"] / figures[f"plain GPT-2, {form}"]["allocated"],
-                at_most=ALLOCATED.get(name),
-                margin=None,
-            ),
+            **{
+                f"of plain's, {other}": ratio(
+                    found["allocated"] / figures[f"plain GPT-2, {other}"]["allocated"],
+                    at_most=most if "fasttrain" in name else None,
+                    margin=None,
+                )
+                for other, most in ALLOCATED.items()
+            },
             "reserved of allocated": ratio(found["reserved"] / found["allocated"], margin=None),
         }
         if "fasttrain" in name:
