@@ -267,12 +267,9 @@ class _SwigluLinear(torch.autograd.Function):
     """Of torch ops and ours, not an op itself: who selects matmuls, or counts them, sees them."""
 
     @staticmethod
-    def forward(gate_up: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, gate_up: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up, weight)
         return linear(call(_swiglu_packed, gate_up), weight)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None]:
