@@ -23,20 +23,13 @@ MOST = {"torch": 2.0, "Liger": 0.55}  # of their host time, forward and backward
 STEPS = 24
 TRAIN = f"""-m fasttrain.train --recipe 124m --batch.sequences 32 --batch.steps {STEPS} --optim.warmup 2 --data.lint off
     --validation.every 0 --validation.sequences 1 --validation.sample= --checkpoint.every 0""".split()
-MUON = ["--parallel.compile", "on", "--optim.kind", "muon"]
 RUNS = {
     "plain GPT-2, compiled": [str(HERE / "gpt2.py"), "--steps", str(STEPS)],
-    "plain GPT-2, logits": [str(HERE / "gpt2.py"), "--steps", str(STEPS), "--logits"],
     "plain GPT-2, eager": [str(HERE / "gpt2.py"), "--steps", str(STEPS), "--eager"],
     "fasttrain, compiled": [*TRAIN, "--parallel.compile", "on"],
     "fasttrain, eager": [*TRAIN, "--parallel.compile", "off"],
     "fasttrain, captured": [*TRAIN, "--parallel.compile", "on", "--parallel.cuda_graph", "True"],
-    "fasttrain, Muon": [*TRAIN, *MUON],
-    "fasttrain, Muon in fp16": [*TRAIN, *MUON, "--parallel.precision", "fp16"],
 }
-LAUNCHES = {"fasttrain, Muon": 650, "fasttrain, Muon in fp16": 650}
-# Of plain GPT-2's, compiled, as it is and returning its logits as nanoGPT does. The aim, 0.55, is met by the second.
-ALLOCATED = {"compiled": 0.75, "logits": 0.55}
 
 
 def on_null_gpu(*arguments, **options):
@@ -77,24 +70,16 @@ def test_a_step_of_124m(report, tmp_path):
     table = {}
     for name, found in figures.items():
         last = found["counts"][-1]
-        form = "eager" if name.endswith("eager") else "compiled"
+        against = plain["eager" if name.endswith("eager") else "compiled"]
         table[name] = {
             "host": seconds(_host(found)),
-            "of plain's": ratio(_host(found) / plain[form], at_most=limits.get(name), margin=0.3),
-            "launches": exact(last.get("launches", 0), "", at_most=LAUNCHES.get(name)),
+            "of plain's": ratio(_host(found) / against, at_most=limits.get(name), margin=0.3),
+            "launches": exact(last.get("launches", 0), ""),
             "in graphs": exact(last.get("launches in graphs", 0), ""),
             "copies on the device": exact(
                 last.get("copies d2d", 0) + last.get("copies d2d in graphs", 0), "", at_most=2
             ),
             "allocated": memory(found["allocated"]),
-            **{
-                f"of plain's, {other}": ratio(
-                    found["allocated"] / figures[f"plain GPT-2, {other}"]["allocated"],
-                    at_most=most if "fasttrain" in name else None,
-                    margin=None,
-                )
-                for other, most in ALLOCATED.items()
-            },
             "reserved of allocated": ratio(found["reserved"] / found["allocated"], margin=None),
         }
         if "fasttrain" in name:

@@ -3,8 +3,6 @@
 from typing import Literal, NamedTuple
 
 OptimizerKind = Literal["adamw", "muon"]
-
-
 BATCH = 2**26  # elements of matrices that Muon works on at once on a GPU: fewer launches, for workspace
 
 

@@ -1,6 +1,6 @@
 """A GPT-2 style model and loop in plain PyTorch: what fasttrain's host time and launches are compared with.
 
-    python -m bench.nullgpu bench/nullgpu/gpt2.py [--eager] [--logits]
+    python -m bench.nullgpu bench/nullgpu/gpt2.py [--eager]
 
 Autocast to bfloat16, SDPA, fused AdamW, clipping, the whole model compiled: what a careful user writes first. It only
 counts: on the null GPU nothing is computed.
@@ -43,22 +43,17 @@ class GPT2(nn.Module):
         self.layers = nn.ModuleList(Layer(C, H) for _ in range(layers))
         self.norm = nn.LayerNorm(C, bias=False)
 
-    def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # (B, T) each -> (B, T, V), ()
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:  # (B, T) each -> ()
         x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
         for layer in self.layers:
             x = layer(x)
         logits = F.linear(self.norm(x), self.tokens.weight)
-        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-    def loss(self, tokens: Tensor, targets: Tensor) -> tuple[None, Tensor]:
-        """Without the logits, whose memory serves their gradient then."""
-        return None, self(tokens, targets)[1]
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
-    parser.add_argument("--logits", action="store_true", help="forward returns the logits as well, as nanoGPT's does")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--sequences", type=int, default=32)
     asked = parser.parse_args()
@@ -69,15 +64,14 @@ def main() -> None:
     norms = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=6e-4, fused=True)
-    called = model if asked.logits else model.loss
-    called = called if asked.eager else torch.compile(called)
+    called = model if asked.eager else torch.compile(model)
     batch = torch.zeros(B, T + 1, dtype=torch.int64)
     for _ in range(asked.steps):
         tokens, targets = (
             x.contiguous().pin_memory().to("cuda", non_blocking=True) for x in (batch[:, :-1], batch[:, 1:])
         )
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            _, loss = called(tokens, targets)
+            loss = called(tokens, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -56,10 +56,14 @@ def estimate_on_cpu(
     precision = precision_of(settings.parallel, cpu=True)
     needed = memory(settings, vocab=vocab, device="cpu", process=process, compiled=compiled)
     return Plan(
-        settings=settings, hardware=cpu_hardware(), precision=precision, measured=True,
-        sizes=sizes(settings, vocab=vocab, stated=stated), memory=needed,
+        settings=settings,
+        hardware=cpu_hardware(),
+        precision=precision,
+        sizes=sizes(settings, vocab=vocab, stated=stated),
+        memory=needed,
         speed=_MeasuredStep(settings, vocab, DTYPES[precision], clock).speed(compiled=compiled),
-    )  # fmt: skip
+        measured=True,
+    )
 
 
 class _MeasuredStep:
