@@ -13,9 +13,8 @@ This is the arithmetic of torch.optim.Muon, which as it stands
 Here a sharded matrix travels twice. Matrices are taken in rounds of one for each rank, alike in size: one all-to-all
 brings every rank the whole of its matrix, a second one brings every shard its part of the update, and both travel
 while others are being worked on. With P elements in matrices over W ranks, a rank sends 2 * P / W elements and does
-1 / W of the work in a step. The groups of HSDP do the same work as each other.
-
-On a GPU several rounds are one batch: a rank iterates its matrices of one shape together.
+1 / W of the work in a step. The groups of HSDP do the same work as each other. On a GPU several rounds are one batch:
+a rank iterates its matrices of one shape together.
 """
 
 from __future__ import annotations
