@@ -86,7 +86,7 @@ class Block(nn.Module):
         heads = self._attend(q, k, v, cu_seqlens, documents) if past is None else past.attend(q, k, v)
         attended = self.attention_out(heads.flatten(-2))
         normed, residual = kernels.add_rms_norm(self._drop(attended), residual, self.ffn_norm, eps=self.eps)
-        fed = self.down(kernels.swiglu(self.gate_up(normed)))
+        fed = kernels.swiglu_linear(self.gate_up(normed), self.down.weight)
         return kernels.add_rms_norm(self._drop(fed), residual, self.next_norm, eps=self.eps)
 
     def _attend(

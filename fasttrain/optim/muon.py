@@ -12,13 +12,15 @@ This is the arithmetic of torch.optim.Muon, which as it stands
 
 Here a sharded matrix travels twice. Matrices are taken in rounds of one for each rank, alike in size: one all-to-all
 brings every rank the whole of its matrix, a second one brings every shard its part of the update, and both travel
-while another round is being worked on. With P elements in matrices over W ranks, a rank sends 2 * P / W elements and
-does 1 / W of the work in a step. The groups of HSDP do the same work as each other.
+while others are being worked on. With P elements in matrices over W ranks, a rank sends 2 * P / W elements and does
+1 / W of the work in a step. The groups of HSDP do the same work as each other. On a GPU several rounds are one batch:
+a rank iterates its matrices of one shape together.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal
@@ -31,10 +33,13 @@ from fasttrain.config import OptimConfig
 from fasttrain.model import plain_name
 from fasttrain.optim import adamw
 from fasttrain.optim.optimizer import local
+from fasttrain.optimizers import BATCH
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # torch.optim.Muon's: the steepest start that still ends near 1
 ITERATIONS = 5
 EPS = 1e-7
+# torch's SGD of many tensors in one pass, which changes nothing where a gradient is not finite
+_SGD: Any = dict(momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False, maximize=False, is_first_step=False)
 
 Adjust = Literal["original", "match_rms_adamw"]
 
@@ -47,8 +52,8 @@ def make(model: nn.Module, optim: OptimConfig, device: torch.device) -> Muon:
     """
     matrices = _matrices(model)
     others = adamw.groups((p for p in model.parameters() if p not in matrices), optim)
-    fused = adamw.is_fused(device)
-    return Muon(matrices, others, adjust=optim.muon_adjust, fused=fused, **settings(optim, "muon"))
+    fused, batched = adamw.is_fused(device), device.type == "cuda"
+    return Muon(matrices, others, adjust=optim.muon_adjust, fused=fused, batched=batched, **settings(optim, "muon"))
 
 
 def settings(optim: OptimConfig, group: str) -> dict[str, Any]:
@@ -78,17 +83,25 @@ def _matrices(model: nn.Module) -> dict[Tensor, tuple[int, ...]]:
     return {p: splits.get(name, (p.size(0),)) for name, p in matrices.items() if p.requires_grad}
 
 
-def orthogonalise(matrix: Tensor, *, scale: float = 1.0) -> Tensor:  # (M, N) -> (M, N)
+def orthogonalise(matrix: Tensor, *, scale: float = 1.0) -> Tensor:  # (M, N) -> (M, N), or a stack (B, M, N)
     """About scale * U @ V.T of matrix = U @ S @ V.T, by Newton-Schulz iterations in the matrix's dtype."""
     a, b, c = COEFFICIENTS
-    x = matrix.mT if matrix.size(0) > matrix.size(1) else matrix  # the matmul below is as small as it can be
-    x = x / x.norm().clamp(min=EPS)  # the Frobenius norm bounds the largest singular value
+    x = matrix.mT if matrix.size(-2) > matrix.size(-1) else matrix  # the matmul below is as small as it can be
+    # The Frobenius norm bounds the largest singular value.
+    x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=EPS)
     for iteration in range(ITERATIONS):
         gram = x @ x.mT
-        polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        polynomial = _add_matmul(gram, gram, gram, beta=b, alpha=c)
         factor = scale if iteration == ITERATIONS - 1 else 1.0
-        x = torch.addmm(x, polynomial, x, beta=factor * a, alpha=factor)
-    return x.mT if matrix.size(0) > matrix.size(1) else x
+        x = _add_matmul(x, polynomial, x, beta=factor * a, alpha=factor)
+    return x.mT if matrix.size(-2) > matrix.size(-1) else x
+
+
+def _add_matmul(x: Tensor, a: Tensor, b: Tensor, *, beta: float, alpha: float) -> Tensor:
+    """beta * x + alpha * a @ b. Of stacks, baddbmm would copy x first, as long as adding it later takes."""
+    if x.ndim == 2:
+        return torch.addmm(x, a, b, beta=beta, alpha=alpha)
+    return x.new_empty(x.shape).baddbmm_(a, b, beta=0, alpha=alpha).add_(x, alpha=beta)
 
 
 def adjustment(matrix: Tensor, adjust: Adjust) -> float:
@@ -117,20 +130,26 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         adjust: Adjust = "original",
         fused: bool | None = None,
+        batched: bool = False,
     ) -> None:
         self._rows = {p: list(rows) for p, rows in matrices.items()}
         self._adjust = adjust
+        self._batched = batched
         self._ranks = _shard_group(list(matrices))
         self._adamw = adamw.AdamW(others, fused=fused) if others else None
         group = dict(name="muon", params=list(matrices), lr=lr, momentum=momentum, weight_decay=weight_decay)
         super().__init__([group, *(self._adamw.param_groups if self._adamw else [])], {})
+        self._step_supports_amp_scaling = True  # a scaler gives it found_inf, for which the host would wait otherwise
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         loss = None if closure is None else torch.enable_grad()(closure)()
         # Where gradients are not finite, this step changes nothing (skip_unless_finite).
         not_finite: Tensor | None = getattr(self, "found_inf", None)
-        self._step_matrices(self.param_groups[0], None if not_finite is None else 1 - not_finite)
+        if (scale := getattr(self, "grad_scale", None)) is not None:  # of a scaler that has not unscaled gradients
+            params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+            torch._foreach_div_([local(p.grad) for p in params], scale)
+        self._step_matrices(self.param_groups[0], not_finite)
         if self._adamw:
             self._adamw.found_inf = not_finite  # type: ignore[attr-defined]
             self._adamw.param_groups = self.param_groups[1:]  # ours may be new: load_state_dict replaces them
@@ -138,55 +157,79 @@ class Muon(torch.optim.Optimizer):
             self._adamw.step()
         return loss
 
-    def _step_matrices(self, group: dict[str, Any], finite: Tensor | None) -> None:  # (): 1 or 0
+    def _step_matrices(self, group: dict[str, Any], not_finite: Tensor | None) -> None:  # (): 1 or 0
         params = sorted((p for p in group["params"] if p.grad is not None), key=Tensor.numel, reverse=True)
         size = self._ranks.size() if self._ranks else 1
         rounds = [_Round(params[i : i + size], self._ranks) for i in range(0, len(params), size)]
-        previous: _Round | None = None
-        for current, following in pairwise([*rounds, None]):
-            assert current is not None
-            if previous is None:
-                current.gather(self._momentum(current.params, group, finite))
-            matrix = current.matrix()
-            if following:
-                following.gather(self._momentum(following.params, group, finite))
-            current.scatter(None if matrix is None else self._update(matrix, current.own))
+        batches: list[list[_Round]] = []
+        while rounds:
+            count = max(1, BATCH // rounds[0].params[0].numel()) if self._batched else 1
+            batches, rounds = [*batches, rounds[:count]], rounds[count:]
+        previous: list[_Round] = []
+        for current, following in pairwise([*batches, []]):
+            if not previous:
+                self._gather(current, group, not_finite)
+            matrices = [x for turn in current for p, whole in turn.matrix() for x in whole.split(self._rows[p])]
+            if following and self._ranks:
+                self._gather(following, group, not_finite)
+            self._orthogonalise(matrices)
+            for turn in current:
+                turn.scatter()
             if previous:
-                self._apply(previous, group, finite)  # has travelled while this round's matrix was worked on
-            previous = current
-        if previous:
-            self._apply(previous, group, finite)
+                self._apply(previous, group, not_finite)  # has travelled while this batch was worked on
+            previous = current if following and self._ranks else []
+            if not previous:
+                self._apply(current, group, not_finite)
 
-    def _momentum(self, params: list[Tensor], group: dict[str, Any], finite: Tensor | None) -> list[Tensor]:
-        """This rank's shards of what is to be orthogonalised."""
-        shards = []
+    def _gather(self, batch: list[_Round], group: dict[str, Any], not_finite: Tensor | None) -> None:
+        """Momentum, and on their way: this rank's shards of what is to be orthogonalised."""
+        params, momentum = [p for turn in batch for p in turn.params], group["momentum"]
         for p in params:
-            state = self.state[p]
-            if not state:
-                state["momentum_buffer"] = torch.zeros_like(p)
-            gradient, buffer = local(p.grad), local(state["momentum_buffer"])
-            if finite is None:
-                buffer.lerp_(gradient, 1 - group["momentum"])
-            else:
-                gradient = gradient.where(finite.bool(), 0)
-                buffer.lerp_(gradient, (1 - group["momentum"]) * finite)
-            shards.append(gradient.lerp(buffer, group["momentum"]).to(_precision(gradient.device)))
-        return shards
+            if not self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        gradients = [local(p.grad) for p in params]
+        buffers = [local(self.state[p]["momentum_buffer"]) for p in params]
+        if self._batched:
+            ahead = [*torch._foreach_mul(gradients, 1 - momentum)]
+            # buffer = momentum * buffer + (1 - momentum) * gradient, ahead = ahead + momentum * buffer
+            options = _SGD | dict(lr=-momentum, momentum=momentum, dampening=momentum, found_inf=not_finite)
+            torch._fused_sgd_(ahead, gradients, buffers, **options)
+        else:
+            weight: Any = 1 - momentum
+            if not_finite is not None:
+                gradients = [x.where(not_finite == 0, 0) for x in gradients]
+                weight = weight * (1 - not_finite)
+            for gradient, buffer in zip(gradients, buffers, strict=True):
+                buffer.lerp_(gradient, weight)
+            ahead = [x.lerp(buffer, momentum) for x, buffer in zip(gradients, buffers, strict=True)]
+        sizes = [x.numel() for x in ahead]
+        shards = torch.empty(sum(sizes), dtype=_precision(ahead[0].device), device=ahead[0].device)
+        torch._foreach_copy_(shards.split(sizes), [x.flatten() for x in ahead])
+        for turn, sent in zip(batch, shards.split([turn.elements for turn in batch]), strict=True):
+            turn.gather(sent)
 
-    def _update(self, matrix: Tensor, param: Any) -> Tensor:
-        parts = matrix.split(self._rows[param])
-        return torch.cat([orthogonalise(x, scale=adjustment(x, self._adjust)) for x in parts])
+    def _orthogonalise(self, matrices: list[Tensor]) -> None:
+        """Each in its place: one after the other, or all of a shape as a stack."""
+        stacks: dict[Any, list[Tensor]] = defaultdict(list)
+        for number, matrix in enumerate(matrices):
+            stacks[matrix.shape if self._batched else number].append(matrix)
+        for stack in stacks.values():
+            x, scale = torch.stack(stack) if len(stack) > 1 else stack[0], adjustment(stack[0], self._adjust)
+            update = orthogonalise(x, scale=scale).contiguous()
+            torch._foreach_copy_(stack, update.unbind() if len(stack) > 1 else [update])
 
-    def _apply(self, done: _Round, group: dict[str, Any], finite: Tensor | None) -> None:
-        for p, update in zip(done.params, done.updates(), strict=True):
-            weight, decay = local(p), group["lr"] * group["weight_decay"]
-            if finite is not None:
-                decay, update = decay * finite, update * finite
-            weight.mul_(1 - decay)
-            if isinstance(group["lr"], Tensor):  # on the device: as alpha, the host would wait for its value
-                weight.sub_(update.view_as(weight).to(weight.dtype) * group["lr"])
-            else:
-                weight.add_(update.view_as(weight), alpha=-group["lr"])
+    def _apply(self, batch: list[_Round], group: dict[str, Any], not_finite: Tensor | None) -> None:
+        weights, lr, decay = [local(p) for turn in batch for p in turn.params], group["lr"], group["weight_decay"]
+        updates = [update for turn in batch for update in turn.updates()]
+        updates = [update.view_as(weight) for update, weight in zip(updates, weights, strict=True)]
+        if self._batched:
+            wide = [torch.empty_like(weight) for weight in weights]
+            torch._foreach_copy_(wide, updates)
+            torch._fused_sgd_(weights, wide, [], **_SGD | dict(lr=lr, weight_decay=decay, found_inf=not_finite))
+            return
+        finite = 1.0 if not_finite is None else 1 - not_finite
+        for weight, update in zip(weights, updates, strict=True):
+            weight.mul_(1 - lr * decay * finite).add_(update * finite, alpha=-lr)
 
 
 class _Round:
@@ -200,18 +243,20 @@ class _Round:
         # Elements here of each rank's matrix, and on each rank of the own one
         self._shards = [local(p).numel() for p in params] + [0] * (size - len(params))
         self._pieces = [0] * size if self.own is None else _shard_sizes(self.own, size)
+        self.elements = sum(self._shards)
         self._buffers: tuple[Tensor, ...] = ()  # sent and received; both have to live until the work is done
         self._work: dist.Work | None = None
 
-    def gather(self, shards: list[Tensor]) -> None:
-        self._exchange(torch.cat([x.flatten() for x in shards]), self._shards, self._pieces)
+    def gather(self, shards: Tensor) -> None:
+        self._exchange(shards, self._shards, self._pieces)
 
-    def matrix(self) -> Tensor | None:
+    def matrix(self) -> list[tuple[Tensor, Tensor]]:
+        """The own parameter and its whole matrix, or nothing: what is written to that is scattered."""
         arrived = self._arrived()
-        return None if self.own is None else arrived.view(self.own.shape)
+        return [] if self.own is None else [(self.own, arrived.view(self.own.shape))]
 
-    def scatter(self, update: Tensor | None) -> None:
-        self._exchange(self._buffers[-1] if update is None else update.flatten(), self._pieces, self._shards)
+    def scatter(self) -> None:
+        self._exchange(self._buffers[-1], self._pieces, self._shards)
 
     def updates(self) -> tuple[Tensor, ...]:
         arrived, self._buffers = self._arrived(), ()

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from fasttrain_kernels.ops.rms_norm import rms_norm as rms_norm
     from fasttrain_kernels.ops.rms_norm import rms_norm_reference as rms_norm_reference
     from fasttrain_kernels.ops.swiglu import swiglu as swiglu
+    from fasttrain_kernels.ops.swiglu import swiglu_linear as swiglu_linear
+    from fasttrain_kernels.ops.swiglu import swiglu_linear_reference as swiglu_linear_reference
     from fasttrain_kernels.ops.swiglu import swiglu_reference as swiglu_reference
 
 _MODULES = {  # as above, for programs that run (tests/kernels/test_package.py compares)
@@ -56,7 +58,7 @@ _MODULES = {  # as above, for programs that run (tests/kernels/test_package.py c
     "ops.qk_norm_rope.op": ("qk_norm_rope",),
     "ops.qk_norm_rope.reference": ("qk_norm_rope_reference", "rotary_table"),
     "ops.rms_norm": ("add_rms_norm", "add_rms_norm_reference", "rms_norm", "rms_norm_reference"),
-    "ops.swiglu": ("swiglu", "swiglu_reference"),
+    "ops.swiglu": ("swiglu", "swiglu_linear", "swiglu_linear_reference", "swiglu_reference"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

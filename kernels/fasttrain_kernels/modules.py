@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fasttrain_kernels.ops.linear import linear
 from fasttrain_kernels.ops.linear_cross_entropy.op import linear_cross_entropy
 from fasttrain_kernels.ops.rms_norm import rms_norm
-from fasttrain_kernels.ops.swiglu import swiglu
+from fasttrain_kernels.ops.swiglu import swiglu, swiglu_linear
 
 
 class RMSNorm(nn.RMSNorm):
@@ -52,7 +52,8 @@ class SwiGLU(nn.Module):
         self.down = Linear(hidden_features, in_features, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in_features) -> (..., in_features)
-        return self.down(swiglu(self.gate_up(x)))
+        gate_up = self.gate_up(x)
+        return swiglu_linear(gate_up, self.down.weight) if self.down.bias is None else self.down(swiglu(gate_up))
 
 
 class LinearCrossEntropyLoss(nn.Module):

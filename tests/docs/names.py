@@ -118,7 +118,8 @@ def rms_norm_names() -> Names:
 
 
 def swiglu_names() -> Names:
-    return dict(gate=torch.randn(4, 16), up=torch.randn(4, 16), gate_up_proj=nn.Linear(8, 32), x=torch.randn(4, 8))
+    gate, up, weight = torch.randn(4, 16), torch.randn(4, 16), torch.randn(8, 16)
+    return dict(gate=gate, up=up, gate_up_proj=nn.Linear(8, 32), x=torch.randn(4, 8), weight=weight)
 
 
 @triton.jit

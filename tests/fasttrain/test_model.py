@@ -15,13 +15,16 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+import fasttrain_kernels as kernels
 from fasttrain.config import ModelConfig
 from fasttrain.data.batches import IGNORED
+from fasttrain.distributed.parallelize import _recomputed
 from fasttrain.flops import flops_per_token, num_parameters
 from fasttrain.hf.names import huggingface_config, parts, to_huggingface
 from fasttrain.model import Decoder
 from fasttrain_kernels import cpp
 from fasttrain_kernels._registration import kernels_on_cpu
+from fasttrain_kernels.testing import interpret
 
 VOCAB, SEQUENCE = 97, 24
 TINY = ModelConfig(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, ffn=80, init_std=0.1)
@@ -253,7 +256,8 @@ def test_a_compiler_sees_torch_operations_on_cpus_but_for_the_costly_ones_and_ou
         pass
 
     def backend(graph, _):
-        targets = [str(node.target) for node in graph.graph.nodes]
+        graphs = [module.graph for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
+        targets = [str(node.target) for inner in graphs for node in inner.nodes]
         ops.update(target.split(".")[1] for target in targets if target.startswith("fasttrain."))
         raise Seen
 
@@ -262,8 +266,29 @@ def test_a_compiler_sees_torch_operations_on_cpus_but_for_the_costly_ones_and_ou
     block = torch.compile(model.blocks[0], backend=backend, fullgraph=True)
     with kernels_on_cpu() if kernels else torch.enable_grad(), pytest.raises(Exception, match="Seen"):
         block(x, x, model.cos, model.sin)
-    on_gpus = {"qk_norm_rope", "attention", "add_rms_norm", "swiglu_packed"}
+    on_gpus = {"qk_norm_rope", "attention", "add_rms_norm", "swiglu_packed", "swiglu_packed_backward_again"}
     assert ops == (on_gpus if kernels else {"attention_cpp", "matmul"})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_kernels_that_do_not_save_swiglu_s_output_change_no_bit(recompute, compiled, dtype, monkeypatch):
+    block, x = decoder().blocks[0].to(dtype), torch.randn(1, 8, TINY.hidden).to(dtype)
+    table = kernels.rotary_table(8, TINY.head_dim, theta=1e4)
+
+    def run():
+        torch._dynamo.reset()
+        forward = _recomputed(block.forward, recompute)
+        forward = torch.compile(forward, backend="aot_eager", fullgraph=True) if compiled else forward
+        leaf = x.clone().requires_grad_()
+        with interpret():
+            outputs = forward(leaf, x, *table)
+            return [*outputs, *torch.autograd.grad(outputs, [leaf, *block.parameters()], [torch.ones_like(x), x])]
+
+    ours = run()
+    monkeypatch.setattr(kernels, "swiglu_linear", lambda packed, weight: kernels.linear(kernels.swiglu(packed), weight))
+    torch.testing.assert_close(ours, run(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("option", ["dropout", "attention_dropout"])

@@ -42,6 +42,7 @@ from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
 KINDS = tuple(OPTIMIZERS)
+BATCHED = pytest.mark.parametrize("batched", [False, True], ids=["one by one", "batched"])  # as on a GPU
 
 
 class Block(nn.Module):
@@ -310,6 +311,13 @@ def test_orthogonalise_leaves_zero_zero() -> None:
     assert orthogonalise(torch.zeros(4, 6)).equal(torch.zeros(4, 6))
 
 
+@pytest.mark.parametrize("shape", [(48, 48), (96, 32), (32, 96)])
+def test_a_stack_is_orthogonalised_matrix_by_matrix(shape: tuple[int, int]) -> None:
+    stack = torch.randn(5, *shape) * torch.tensor([0, 1e-4, 1, 30, 1e4]).view(5, 1, 1)
+    expected = torch.stack([orthogonalise(matrix, scale=0.3) for matrix in stack])
+    torch.testing.assert_close(orthogonalise(stack, scale=0.3), expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("dtype", "adjust", "shapes", "tolerance"),
     [
@@ -318,19 +326,23 @@ def test_orthogonalise_leaves_zero_zero() -> None:
         (torch.float32, "match_rms_adamw", ((48, 16), (16, 48), (24, 24)), 1e-3),
     ],
 )
+@BATCHED
 def test_muon_is_torchs(
     monkeypatch: pytest.MonkeyPatch,
     dtype: torch.dtype,
     adjust: muon.Adjust,
     shapes: tuple[tuple[int, int], ...],
     tolerance: float,
+    batched: bool,
 ) -> None:
-    """In bf16 to fp32's rounding; in fp32 to bf16's, times the learning rate."""
+    """In bf16 to fp32's rounding; in fp32 to bf16's, times the learning rate. Stacks of two have another in bf16."""
+    if batched:
+        shapes, tolerance = (*shapes, *shapes), 1e-3
     monkeypatch.setattr(muon, "_precision", lambda device: dtype)
     ours = [nn.Parameter(torch.randn(shape)) for shape in shapes]
     theirs = [nn.Parameter(p.detach().clone()) for p in ours]
     options: dict[str, Any] = dict(lr=0.02, momentum=0.9, weight_decay=0.3)
-    one = Muon({p: [p.size(0)] for p in ours}, [], adjust=adjust, **options)
+    one = Muon({p: [p.size(0)] for p in ours}, [], adjust=adjust, batched=batched, **options)
     other = torch.optim.Muon(theirs, adjust_lr_fn=adjust, **options)
     assert other.defaults["ns_coefficients"] == muon.COEFFICIENTS
     assert (other.defaults["ns_steps"], other.defaults["eps"]) == (muon.ITERATIONS, muon.EPS)
@@ -344,11 +356,12 @@ def test_muon_is_torchs(
 
 
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
-def test_packed_matrices_are_updated_as_if_they_were_separate(adjust: muon.Adjust) -> None:
+@BATCHED
+def test_packed_matrices_are_updated_as_if_they_were_separate(adjust: muon.Adjust, batched: bool) -> None:
     rows = (24, 8, 8, 1)
     packed = nn.Parameter(torch.randn(sum(rows), 16))
     parts = [nn.Parameter(x.clone()) for x in packed.detach().split(rows)]
-    one = Muon({packed: rows}, [], lr=0.1, weight_decay=0.1, adjust=adjust)
+    one = Muon({packed: rows}, [], lr=0.1, weight_decay=0.1, adjust=adjust, batched=batched)
     other = Muon({p: [p.size(0)] for p in parts}, [], lr=0.1, weight_decay=0.1, adjust=adjust)
     for _ in range(3):
         packed.grad = torch.randn_like(packed)
@@ -359,9 +372,10 @@ def test_packed_matrices_are_updated_as_if_they_were_separate(adjust: muon.Adjus
     torch.testing.assert_close(packed, torch.cat(parts), rtol=0, atol=1e-6)  # type: ignore[arg-type]
 
 
-def test_without_a_gradient_weights_stay_and_with_a_zero_gradient_they_only_decay() -> None:
+@BATCHED
+def test_without_a_gradient_weights_stay_and_with_a_zero_gradient_they_only_decay(batched: bool) -> None:
     still, decaying = (nn.Parameter(torch.ones(4, 4)) for _ in range(2))
-    optimizer = Muon({still: [4], decaying: [4]}, [], lr=0.1, weight_decay=0.5)
+    optimizer = Muon({still: [4], decaying: [4]}, [], lr=0.1, weight_decay=0.5, batched=batched)
     decaying.grad = torch.zeros(4, 4)
     optimizer.step()
     assert still.equal(torch.ones(4, 4))
@@ -408,6 +422,29 @@ def test_a_gpu_updates_as_a_cpu_does(kind: str) -> None:
     got = train(moved, make_optimizer(moved, section, torch.device("cuda")), range(3))
     tolerance = 1e-3 if kind == "muon" else 1e-6
     torch.testing.assert_close({name: x.cpu() for name, x in got.items()}, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("lr", [0.02, torch.tensor(0.02)], ids=["number", "tensor"])
+def test_batches_of_muon_change_only_roundings(monkeypatch: pytest.MonkeyPatch, lr: float | Tensor) -> None:
+    """Batches of two rounds, one, many; a learning rate on the device; a step that is not finite."""
+    model = Net()
+    results = []
+    for batched, most in ((False, 0), (True, 0), (True, 1600), (True, 10**9)):
+        monkeypatch.setattr(muon, "BATCH", most)
+        copied = copy.deepcopy(model)
+        optimizer = muon.make(copied, optim(kind="muon", lr=1e-2), CPU)
+        optimizer = as_batched(optimizer) if batched else optimizer
+        optimizer.param_groups[0]["lr"] = lr if batched else float(lr)
+        train(copied, optimizer, range(3))
+        check_leaving_out(copied, optimizer)
+        results.append({name: p.detach() for name, p in copied.named_parameters()})
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=0, atol=1e-6)
+
+
+def as_batched(optimizer: Muon) -> Muon:
+    optimizer._batched = True
+    return optimizer
 
 
 # Clipping and the loss scale
@@ -468,6 +505,36 @@ def test_the_scaler_of_other_precisions_changes_nothing(precision: str) -> None:
     assert scaler.state_dict() == {}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loss_scale_costs_no_wait_and_nobody_has_to_unscale(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    model = Net()
+    weights = []
+    for unscaled in (False, True):
+        copied = copy.deepcopy(model)
+        optimizer = make_optimizer(copied, optim(kind=kind, muon_lr=0.1, lr=1e-2), CPU)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler.scale(torch.tensor(1.0))
+        for step in range(2):
+            give_gradients(copied, step)
+            for p in copied.parameters():
+                assert p.grad is not None
+                p.grad.mul_(scaler.get_scale())
+            with monkeypatch.context() as patch:
+                patch.setattr(Tensor, "item", lambda _: pytest.fail("waited for the device"))
+                if unscaled:
+                    scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+            scaler.update()
+        weights.append(dict(copied.named_parameters()))
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
+    expected = copy.deepcopy(model)
+    optimizer = make_optimizer(expected, optim(kind=kind, muon_lr=0.1, lr=1e-2), CPU)
+    for step in range(2):
+        give_gradients(expected, step)
+        optimizer.step()
+    torch.testing.assert_close(weights[0], dict(expected.named_parameters()), rtol=0, atol=1e-6)
+
+
 # Many ranks. A forkserver imports torch once for all of them.
 
 
@@ -481,9 +548,12 @@ def sharded(shape: tuple[int, ...]) -> Net:
     return fully_shard(model, mesh=mesh)  # type: ignore[return-value]
 
 
-def check_equality(directory: Path, shape: tuple[int, ...], kind: str) -> None:
+def check_equality(directory: Path, shape: tuple[int, ...], kind: str, batched: bool) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     section = optim(kind=kind, muon_lr=0.1, lr=1e-2)
+    if batched:
+        vars(muon)["BATCH"] = 1600
+        make, muon.make = muon.make, lambda *args: as_batched(make(*args))
 
     torch.manual_seed(0)
     alone = Net()
@@ -605,11 +675,17 @@ def check_skipping(model: nn.Module, optimizer: torch.optim.Optimizer, last_shar
 
 
 @pytest.mark.parametrize(
-    ("shape", "kind"), [((2,), "adamw"), ((2, 2), "adamw"), ((2,), "muon"), ((4,), "muon"), ((2, 2), "muon")], ids=str
+    ("shape", "kind", "batched"),
+    [
+        *(((2,), "adamw", False), ((2, 2), "adamw", False)),
+        *(((2,), "muon", False), ((4,), "muon", False), ((2, 2), "muon", False)),
+        *(((2,), "muon", True), ((4,), "muon", True), ((2, 2), "muon", True)),
+    ],
+    ids=str,
 )
-def test_ranks_update_as_one_process_does(tmp_path: Path, shape: tuple[int, ...], kind: str) -> None:
+def test_ranks_update_as_one_process_does(tmp_path: Path, shape: tuple[int, ...], kind: str, batched: bool) -> None:
     """Same weights to 1e-6, twice the same bits, two exchanges for a round, and checkpoints, clipping, fp16 skips."""
-    run_ranks(check_equality, math.prod(shape), tmp_path, shape, kind)
+    run_ranks(check_equality, math.prod(shape), tmp_path, shape, kind, batched)
 
 
 def check_layouts() -> None:

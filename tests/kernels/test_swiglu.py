@@ -4,8 +4,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fasttrain_kernels import swiglu, swiglu_reference
-from fasttrain_kernels.ops.swiglu import _swiglu, _swiglu_backward, _swiglu_packed, _swiglu_packed_backward
+from fasttrain_kernels import linear, swiglu, swiglu_linear, swiglu_linear_reference, swiglu_reference
+from fasttrain_kernels.ops.swiglu import (
+    _swiglu,
+    _swiglu_backward,
+    _swiglu_packed,
+    _swiglu_packed_backward,
+    _swiglu_packed_backward_again,
+)
 from fasttrain_kernels.testing import assert_accurate, interpret
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -145,7 +151,8 @@ def test_opcheck(layout):
     torch.library.opcheck(_swiglu_packed, (gate,))
     torch.library.opcheck(_swiglu_backward, (x, x, x, True, True), test_utils=("test_schema", "test_faketensor"))
     torch.library.opcheck(_swiglu_backward, (x, x, x, True, False), test_utils=("test_schema", "test_faketensor"))
-    torch.library.opcheck(_swiglu_packed_backward, (x[..., :16], x), test_utils=("test_schema", "test_faketensor"))
+    for op in (_swiglu_packed_backward, _swiglu_packed_backward_again):
+        torch.library.opcheck(op, (x[..., :16], x), test_utils=("test_schema", "test_faketensor"))
 
 
 def test_gradcheck_on_the_cpu_form():
@@ -179,6 +186,121 @@ def test_errors_name_the_op_the_values_and_the_remedy():
         swiglu(x, 3)  # type: ignore[arg-type]
     with interpret(), pytest.raises(TypeError, match=r"^swiglu: gate is float64; .* use swiglu_reference for float64$"):
         swiglu(x.double(), x.double())
+
+
+# With the projection that follows
+
+
+def two_calls(gate_up: Tensor, weight: Tensor) -> Tensor:
+    return linear(swiglu(gate_up), weight)
+
+
+def gradients(function, gate_up: Tensor, weight: Tensor, dout: Tensor) -> list[Tensor]:
+    out = function(gate_up, weight)
+    return [out, *torch.autograd.grad(out, [x for x in (gate_up, weight) if x.requires_grad], dout)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "F", "N"), [((1,), 1, 1), ((3,), 63, 5), ((2, 5), 1025, 7), ((0,), 8, 3)])
+def test_with_the_projection_it_has_the_bits_of_two_calls(rows, F, N, dtype):
+    gate_up, weight = tensor(*rows, 2 * F, dtype=dtype), tensor(N, F, dtype=dtype, scale=F**-0.5)
+    dout = torch.randn(*rows, N).to(dtype)
+    with interpret():
+        expected = gradients(two_calls, gate_up, weight, dout)
+        torch.testing.assert_close(gradients(swiglu_linear, gate_up, weight, dout), expected, rtol=0, atol=0)
+    on_cpu = gradients(two_calls, gate_up, weight, dout)
+    torch.testing.assert_close(gradients(swiglu_linear, gate_up, weight, dout), on_cpu, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_with_the_projection_it_is_as_accurate_as_eager(dtype):
+    inputs = dict(gate_up=tensor(2, 33, 128, dtype=dtype), weight=tensor(24, 64, dtype=dtype, scale=0.1))
+    with interpret():
+        assert_accurate(
+            swiglu_linear,
+            swiglu_linear_reference,
+            inputs,
+            eager=lambda gate_up, weight: torch.nn.functional.linear(packed(eager)(gate_up), weight),
+        )
+
+
+@pytest.mark.parametrize("layout", views(torch.zeros(4, 6, 32)))
+def test_trap_12_with_the_projection(layout):
+    gate_up, dout = (views(torch.randn(4, 6, 32))[layout].detach().requires_grad_() for _ in range(2))
+    weight = tensor(16, 32).t().detach().requires_grad_()  # (32, 16), columns contiguous
+    with interpret():
+        expected = gradients(two_calls, gate_up, weight, dout)
+        torch.testing.assert_close(gradients(swiglu_linear, gate_up, weight, dout), expected, rtol=0, atol=0)
+
+
+def test_only_the_inputs_are_saved_and_backward_writes_the_output_again():
+    M, F, size = 64, 3072, 2
+    gate_up, weight = tensor(M, 2 * F, dtype=torch.bfloat16), tensor(16, F, dtype=torch.bfloat16)
+    saved: list[Tensor] = []
+    with interpret() as launches, torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        swiglu_linear(gate_up, weight).sum().backward()
+    assert {x.data_ptr() for x in saved} == {gate_up.data_ptr(), weight.data_ptr()}
+    forward, backward = launches
+    assert forward.moved == 3 * M * F * size
+    assert backward.moved == 6 * M * F * size  # one more than without the projection
+
+
+@pytest.mark.parametrize(
+    ("frozen", "kernels", "stored"),
+    [("weight", ["fwd", "bwd"], 2), ("gate_up", ["fwd", "fwd"], 1), ("both", ["fwd"], 1)],
+)
+def test_trap_17_a_frozen_operand_of_the_projection_costs_nothing(frozen, kernels, stored):
+    gate_up, weight = tensor(4, 1024), tensor(8, 512)
+    gate_up.requires_grad_(frozen == "weight")
+    weight.requires_grad_(frozen == "gate_up")
+    with interpret() as launches:
+        out = swiglu_linear(gate_up, weight)
+        if out.requires_grad:
+            out.sum().backward()
+    assert [launch.kernel for launch in launches] == [f"_swiglu_{kind}_kernel" for kind in kernels]
+    assert launches[-1].stored == stored * 4 * 512 * 4
+    assert (gate_up.grad is None, weight.grad is None) == (frozen != "weight", frozen != "gate_up")
+
+
+def test_selective_recomputation_sees_the_matmul():
+    from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+    seen: list[str] = []
+
+    def policy(ctx, op, *args, **kwargs):
+        seen.append(f"{op} again" if ctx.is_recompute else str(op))
+        return CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.mm.default else CheckpointPolicy.PREFER_RECOMPUTE
+
+    gate_up, weight, dout = tensor(6, 64), tensor(8, 32), torch.randn(6, 8)
+    with interpret():
+        expected = gradients(swiglu_linear, gate_up, weight, dout)
+
+        def recomputed(*inputs):
+            contexts = lambda: create_selective_checkpoint_contexts(policy)  # noqa: E731
+            return checkpoint(swiglu_linear, *inputs, use_reentrant=False, context_fn=contexts)
+
+        torch.testing.assert_close(gradients(recomputed, gate_up, weight, dout), expected, rtol=0, atol=0)
+    assert seen.count("aten.mm.default") == 1
+    assert any("swiglu_packed" in name for name in seen)
+
+
+def test_autocast_and_errors_of_the_projection():
+    gate_up, weight = tensor(4, 64), tensor(8, 32)
+    with interpret(), torch.autocast("cpu", torch.bfloat16):
+        out = swiglu_linear(gate_up, weight)
+        assert out.dtype == torch.bfloat16
+        assert out.equal(two_calls(gate_up, weight))
+        out.float().sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.dtype == torch.float32
+    with pytest.raises(
+        ValueError, match=r"^swiglu_linear: gate_up \(4, 64\) must be twice as wide as weight \(8, 31\)$"
+    ):
+        swiglu_linear(gate_up, weight[:, :31])
+    with pytest.raises(
+        ValueError, match=r"^swiglu_linear: gate_up is on cpu and weight on meta; move them to one device$"
+    ):
+        swiglu_linear(gate_up, weight.to("meta"))
 
 
 @pytest.mark.gpu

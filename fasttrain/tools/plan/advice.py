@@ -45,11 +45,9 @@ def remedies(plan: Plan) -> list[str]:
         options(plan.settings, plan.hardware, vocab=plan.sizes.vocab),
         key=lambda option: (len(option.settings), -option.plan.speed.rate),
     )
-    if fitting := list(islice((option for option in found if option.plan.fits), 3)):
-        return [
-            f"{option}: {memory_size(option.plan.memory.bytes)}, {option.plan.speed.rate:,.0f} tokens/s per GPU"
-            for option in fitting
-        ]
+    if fitting := list(islice((o for o in found if o.plan.fits), 3)):
+        rates = [f"{o.plan.speed.rate:,.0f} tokens/s per GPU" for o in fitting]
+        return [f"{o}: {memory_size(o.plan.memory.bytes)}, {rate}" for o, rate in zip(fitting, rates, strict=True)]
     if gpus := _enough_gpus(plan):
         return [f"--gpus {gpus}: no other settings make it fit on {plan.hardware.gpus}"]
     return ["take a smaller model, or GPUs with more memory: no number of these and no settings are enough"]
@@ -176,9 +174,8 @@ def _about_recomputation(plan: Plan) -> str:
     best = max(rates, key=lambda name: (rates[name][0], -RECOMPUTE.index(name)))
     rate, micro = rates[best]
     as_set = (best, micro) == (settings.parallel.recompute, settings.batch.micro)
-    others = ", ".join(
-        f"{name} {value / rate - 1:+.1%} (batch.micro {m})" for name, (value, m) in rates.items() if name != best
-    )
+    losers = {name: row for name, row in rates.items() if name != best}
+    others = ", ".join(f"{name} {value / rate - 1:+.1%} (batch.micro {m})" for name, (value, m) in losers.items())
     worth = "is not worth it" if best == "none" else f"pays: {best}"
     tail = f"; against it {others}" if others else "; nothing else fits"
     change = "" if as_set else f" ({rate / plan.speed.rate - 1:+.1%} from here)"

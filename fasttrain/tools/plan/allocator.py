@@ -14,29 +14,27 @@ MIB = 2**20
 WORKSPACE = 32 * MIB  # of cuBLAS, for each thread: torch's default from Hopper on (8 MiB before)
 SMS = 132  # of an H100: a norm's backward has a row of partial sums for each
 MICRO_BATCHES, STEPS = 2, 4  # that are played: later ones repeat
-MARGIN, SMALL = 0.005, 16 * MIB  # for what is not played: norms' gradients, scalars, samples
+MARGIN, SMALL = 0.01, 16 * MIB  # for what is not played: norms' gradients, scalars, samples
 _GATHER, _REDUCE = 1, 2  # FSDP's streams
 
 _ATTEND, _FEED = "+qkv =cublas +q +k +o +lse", "+out +n1 +r1 +gu +act"
 _FORWARD = {
-    "none": f"{_ATTEND} {_FEED} +down +n2 +r2 -out -down",
+    "none": f"{_ATTEND} {_FEED} +down -act +n2 +r2 -out -down",
     "selective": f"{_ATTEND} {_FEED} +down -act +n2 +r2 -n1 -r1 -q -k",
     "full": f"{_ATTEND} -lse {_FEED} -gu +down -act +n2 +r2 -n1 -r1 -q -k -out -down -o -qkv",
 }
 _AGAIN = {
     "none": "",
-    "selective": "+q +k +n1 +r1 +act +n2 +r2 -n2 -out -down",
-    "full": f"{_ATTEND} {_FEED} +down +n2 +r2 -n2 -out -down",
+    "selective": "+q +k +n1 +r1 *act +n2 +r2 -n2 -out -down",
+    "full": f"{_ATTEND} {_FEED} +down -act +n2 +r2 -n2 -out -down",
 }
-_SAVED = ("x", "qkv", "q", "k", "o", "lse", "out", "n1", "r1", "gu", "act", "down")
+_SAVED = ("x", "qkv", "q", "k", "o", "lse", "out", "n1", "r1", "gu", "down")
 _BACKWARD = (
-    "+d_r2 *sums -d_r -d -r2 +w_down =cublas_backward +d_act !w_down -act +d_gu -d_act -gu +w_gate_up +d_n1 !w_gate_up "
-    "-d_gu -n1 +d_r *sums -d_r2 -d_n1 -r1 +w_out +d_o !w_out +d_q +d_k +d_v *lse -d_o -q -k -o -lse"
+    "+d_r2 *sums -d_r -d -r2 =cublas_backward +d_act +act +d_gu -d_act +w_down -act -gu !w_down +w_gate_up +d_n1 "
+    "!w_gate_up -d_gu -n1 +d_r *sums -d_r2 -d_n1 -r1 +w_out +d_o !w_out +d_q +d_k +d_v *lse -d_o -q -k -o -lse"
 )
 _TO_QKV = "+d_q2 +d_k2 -d_k -d_q -qkv +d_qkv -d_q2 -d_k2 -d_v +w_qkv +d !w_qkv -d_qkv -r -x"
 _START = "+cos +sin +angle +cos2 +sin2 -angle -cos -sin +drawn +drawn2 -drawn -drawn2"
-_MUON = "+grad +mixed +low -mixed -grad"
-_ORTHOGONALISE = "+half +gram +poly +half2 +gram2 +poly2 +half3 -half -gram -poly -gram2 -poly2 -half2 -half3"
 
 
 class Allocator:
@@ -133,13 +131,10 @@ class _Steps:
             self.adds = number > 0
             self._micro_batch(last=number == last - 1)
         self._play("*norms")
-        matrices = sorted((size for unit in self.units[1:] for size in unit.values()), reverse=True) if s.muon else []
-        for number, size in enumerate(matrices):
-            self._muon(number, size)
-        self._drop("sent", "before")
         if self.stateless:
-            for number in range(1 if s.muon else s.L + 1):
-                self._all(number, 4 / s.S, copies=2)
+            for number in range(s.L + 1):
+                self._all(number, 4 / s.S, copies=1 if s.muon and number else 2)
+        self.at.free(*[self.at.new(s.update / 4) for _ in range(4 * s.muon)])  # a batch, and what it becomes
         self.stateless = False
         for number in sorted(self.grads):
             self.at.free(*self.grads.pop(number))
@@ -282,18 +277,3 @@ class _Steps:
             if s.S == 1:
                 self.at.free(self.at.new(whole, _REDUCE))
             self.at.free(*(held.pop() for _ in held[1:]))
-
-    def _muon(self, number: int, size: float) -> None:
-        """A matrix, of a round of one for each rank; the round before is still there."""
-        s, side = self.s, min(self.s.C**2, size)
-        if self.stateless:
-            self.at.new(4 * size / s.S)
-        self.sizes |= dict.fromkeys(("grad", "mixed"), 4 * size / s.S) | {"low": 2 * size / s.S}
-        self.sizes |= dict.fromkeys(("half", "half2", "half3"), size)
-        self.sizes |= dict.fromkeys(("gram", "gram2", "poly", "poly2"), 2 * side)
-        self._play(_MUON)
-        if number % s.S == 0:
-            self._drop("before")
-            self._move("sent", "before")
-            self._hold("sent", 2 * size)
-        self._play(f"-low {_ORTHOGONALISE if number % s.S == 0 else ''}")

@@ -111,12 +111,8 @@ class Plan:
         parameters, run = self.sizes.parameters, self.sizes
         return {
             "parameters": parameters.total,
-            "parameters_embedding": parameters.embedding,
-            "parameters_head": parameters.head,
-            "parameters_non_embedding": parameters.non_embedding,
-            "tokens_per_step": run.tokens_per_step,
-            "tokens": run.tokens,
-            "tokens_per_parameter": run.tokens_per_parameter,
+            **{f"parameters_{part}": getattr(parameters, part) for part in ("embedding", "head", "non_embedding")},
+            **{name: getattr(run, name) for name in ("tokens_per_step", "tokens", "tokens_per_parameter")},
             "epochs": None if run.epochs is None else dict(run.epochs),
             "checkpoint_bytes": run.checkpoint_bytes,
             "checkpoint_bytes_held": run.disk_bytes,
@@ -145,13 +141,11 @@ def estimate(settings: config.Config, hardware: Hardware, *, vocab: int, stated:
     """The plan of a run on GPUs."""
     dp_size = hardware.gpus
     return Plan(
-        settings=settings,
-        hardware=hardware,
-        precision=precision_of(settings.parallel),
+        settings=settings, hardware=hardware, precision=precision_of(settings.parallel),
         sizes=sizes(settings, vocab=vocab, dp_size=dp_size, stated=stated),
         memory=memory(settings, vocab=vocab, dp_size=dp_size),
         speed=speed(work_of(settings, vocab=vocab, dp_size=dp_size), hardware),
-    )
+    )  # fmt: skip
 
 
 def changed(settings: config.Config, **sections: dict[str, Any]) -> config.Config:

@@ -5,11 +5,11 @@ dtype; letters as in fasttrain.model, K kv_heads):
 
     qkv's input C, its output (H + 2K) D; rotated queries and keys (H + K) D; attention's output H D
     two residual streams 2 C (a norm saves the sum that it makes, and 4 bytes of its rstd); gate_up's input C
-    gate_up's output 2 F, swiglu's output F                                      in all  4 C + 3 (H + K) D + 3 F
+    gate_up's output 2 F, on a CPU swiglu's output F                             in all  4 C + 3 (H + K) D + 2 F
 
 Recomputed blocks keep their two inputs; selective ones the outputs of matmuls and attention too. Backward goes
 through a block's ops from the last to the first; it holds most where swiglu's gradients are made (their 3 F beside the
-2 F that they are made of), or at the end, when all gradients of its weights are there.
+2 F that they are made of, on a GPU its output again), or at the end, when all gradients of its weights are there.
 
 FSDP holds, beside the shards: the root's weights gathered, all through forward and backward; the block at work and the
 next one; in backward the fp32 gradients of the block before, on their way. Tests hold all this against torch's own
@@ -23,7 +23,7 @@ from typing import Literal
 
 from fasttrain import config
 from fasttrain.flops import num_parameters, optimizer_bytes
-from fasttrain.optimizers import OPTIMIZERS
+from fasttrain.optimizers import BATCH, OPTIMIZERS
 from fasttrain.tools.plan.allocator import reserved
 from fasttrain_kernels import LossChunk, loss_chunk
 
@@ -143,8 +143,8 @@ class _StepMemory:
         self.M, self.L, self.C, self.F = batch.micro * settings.data.sequence, model.layers, model.hidden, model.ffn
         self.H, self.K = model.heads * model.head_dim, model.kv_heads * model.head_dim
         self.lse = 4 * model.heads * (2 if self.a == 4 and device == "cpu" else 1)  # bytes of a token
-        # The CPU implementation of swiglu's gradient has three intermediate results, unless the compiler fuses them
-        self.intermediate = 3 * model.ffn if device == "cpu" and not compiled else 0
+        self.act = self.F if device == "cpu" else 0  # swiglu's output, where it is kept; and beside its gradients:
+        self.intermediate = self.F if device != "cpu" else 0 if compiled else 3 * self.F  # of the CPU implementation
         # fasttrain.distributed.parallelize leaves a single fp32 rank alone: nothing is gathered or cast. In another
         # precision it may hold copies of all weights, always, and cast gradients in place of reducing them.
         self.sharded = dp_size > 1 or precision != "fp32"
@@ -154,7 +154,10 @@ class _StepMemory:
         self.cast = dp_size == 1 and self.sharded and parallel.holds_copies(counts.total)
         self.head = self.a * vocab * model.hidden  # the gradient of the head, there from the backward of the loss on
         self.states = optimizer_bytes(model, vocab, settings.optim.kind)
-        self.update = OPTIMIZERS[settings.optim.kind].whole_matrices * 2 * model.hidden * model.ffn * self.a
+        matrix = 2 * self.C * self.F  # the largest, and how many of them a batch has
+        count = max(min(BATCH // matrix, self.L // self.S), 1) if device == "cuda" else 1
+        whole = OPTIMIZERS[settings.optim.kind].whole_matrices * (1.5 if self.S > 1 else 1)
+        self.update = whole * count * matrix * self.a
         self.chunk = planned_chunk(self.M, self.C, vocab, precision=precision, device=device)
         self.stats = planned_chunk(self.M, self.C, vocab, precision=precision, device=device, stats=True)
         # Whether the head's gradient is no fp32 sum of chunks: it is in bf16 at once, and multiplied in hardware
@@ -176,7 +179,7 @@ class _StepMemory:
         if self.parallel.recompute == "selective":
             return self.M * (a * (4 * C + 2 * H + 2 * K + 2 * F) + self.lse)
         masks = 2 * C if self.model.dropout > 0 else 0
-        return self.M * (a * (4 * C + 3 * (H + K) + 3 * F) + self.lse + 8 + masks)
+        return self.M * (a * (4 * C + 3 * (H + K) + 2 * F + self.act) + self.lse + 8 + masks)
 
     def moments(self) -> Iterator[Moment]:
         L, stream = self.L, self.M * self.a * self.C
@@ -184,7 +187,7 @@ class _StepMemory:
         below = 3 * 8 * self.M + 4 * self.M + (stream if self.parallel.recompute == "none" else 0)
         at_work: float = self.M * self.a * (3 * self.C + 3 * self.F)  # at a block's last matmul
         if self.parallel.recompute != "full":
-            at_work = max(self.block_saved, at_work)
+            at_work = max(self.block_saved + self.M * self.a * (self.F - self.act), at_work)
         copies = (self.root + self.kept) * self.cast
         yield self._at("between steps", fsdp=copies)
         for l in range(L):
@@ -226,7 +229,7 @@ class _StepMemory:
         at_swiglu = saved + self.M * (a * elements + self.lse + 4)
         at_end = saved + self.M * a * (4 * self.C + 2 * self.K + self.H)  # qkv's input and the gradients around it
         found = [
-            dict(activations=at_swiglu, gradients=gradients + a * self.C * self.F, fsdp=fsdp),
+            dict(activations=at_swiglu, gradients=gradients + a * self.C * bool(self.act) * self.F, fsdp=fsdp),
             dict(activations=at_end, gradients=gradients + a * P_block, fsdp=fsdp),
         ]
         if self.sharded:  # its gradients are reduced

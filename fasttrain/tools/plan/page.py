@@ -116,10 +116,8 @@ def _scaling(plan: Plan) -> str:
     series: list[Series] = []
     for name, colour in (("fsdp", COLOURS[0]), ("hsdp", COLOURS[1])):
         points = [(row["gpus"], row[name] / row["gpus"]) for row in rows]
-        series += [
-            Series("", points[:small], colour, draw="line"),
-            Series("", points[small - 1 :], colour, draw="dashes"),
-        ]
+        series.append(Series("", points[:small], colour, draw="line"))
+        series.append(Series("", points[small - 1 :], colour, draw="dashes"))
         for row, point in zip(rows, points, strict=True):
             series.append(Series("", [point], colour, draw="marks", hollow=not row[f"{name}_fits"]))
     key = [

@@ -7,7 +7,10 @@
 Elements moved per element of out: forward reads 2 and writes 1, backward reads 3 and writes 2; eager PyTorch, which
 also writes and reads silu(gate), 5 and 8. Backward recomputes the sigmoid, so that only the inputs are saved.
 
-M rows, F features.
+swiglu_linear does the same for the projection that follows: its weight's gradient needs out, which backward writes
+beside dgate and dup, with everything for it in registers: 3 elements instead of 2, and nothing kept from forward.
+
+M rows, F features, N outputs.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttrain_kernels._checks import check_tensors, empty_like_contiguous, rows, shape, wide
+from fasttrain_kernels._checks import autocast_dtype, check_tensors, empty_like_contiguous, rows, shape, wide
 from fasttrain_kernels._launch import launch
-from fasttrain_kernels._registration import call, fused_by_compiler, register, warps
+from fasttrain_kernels._registration import call, fused_by_compiler, register, runs_triton, warps
 from fasttrain_kernels._triton import tl, triton
+from fasttrain_kernels.ops.linear import linear
 
 _BLOCK = 1024
 _THREADS = 128  # x 8 bf16: one 128-bit access per thread and tensor
@@ -29,6 +33,11 @@ _THREADS = 128  # x 8 bf16: one 128-bit access per thread and tensor
 def swiglu_reference(gate: Tensor, up: Tensor) -> Tensor:  # (..., F), (..., F) -> (..., F)
     """The specification: computed in float32, rounded once."""
     return (torch.nn.functional.silu(wide(gate)) * wide(up)).to(gate.dtype)
+
+
+def swiglu_linear_reference(gate_up: Tensor, weight: Tensor) -> Tensor:  # (..., 2F), (N, F) -> (..., N)
+    """The specification: swiglu and the matmul in float32, rounded once."""
+    return (swiglu_reference(*wide(gate_up).chunk(2, dim=-1)) @ wide(weight).t()).to(gate_up.dtype)
 
 
 @triton.jit
@@ -48,6 +57,7 @@ def _swiglu_bwd_kernel(
     up,
     dgate,
     dup,  # None: beside dgate, in the same rows
+    out,  # None: not asked for
     dout_stride,
     gate_stride,
     up_stride,
@@ -69,6 +79,8 @@ def _swiglu_bwd_kernel(
         u = tl.load(up + row * up_stride + col, mask=inside).to(tl.float32)
         dg = do * u * (sigmoid + silu * (1 - sigmoid))
         tl.store(dgate + row * grad_stride + col, dg.to(dgate.dtype.element_ty), mask=inside)
+        if out is not None:
+            tl.store(out + row * F + col, (silu * u).to(out.dtype.element_ty), mask=inside)
     if NEED_DUP:
         if dup is None:
             dup = dgate + F
@@ -109,6 +121,7 @@ def _launch_backward(
     up: Tensor,
     dgate: Tensor,
     dup: Tensor | None,
+    out: Tensor | None = None,
     *,
     grad_stride: int,  # from row to row of dgate and dup
     need_dgate: bool = True,
@@ -122,7 +135,7 @@ def _launch_backward(
     launch(
         _swiglu_bwd_kernel,
         (M * num_tiles,),
-        *(dout, gate, up, dgate, dup),
+        *(dout, gate, up, dgate, dup, out),
         *(dout.stride(0), gate.stride(0), up.stride(0), grad_stride),
         *(F, num_tiles),
         BLOCK=block,
@@ -139,11 +152,16 @@ def _backward(dout: Tensor, gate: Tensor, up: Tensor, need_dgate: bool, need_dup
     return dgate, dup
 
 
-def _backward_packed(dout: Tensor, gate_up: Tensor) -> Tensor:
+def _backward_packed(dout: Tensor, gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     dgate_up = empty_like_contiguous(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
-    _launch_backward(dout, gate, up, dgate_up, None, grad_stride=gate_up.shape[-1])
+    _launch_backward(dout, gate, up, dgate_up, None, out, grad_stride=gate_up.shape[-1])
     return dgate_up
+
+
+def _backward_packed_again(dout: Tensor, gate_up: Tensor) -> tuple[Tensor, Tensor]:
+    out = _empty_packed(gate_up)
+    return _backward_packed(dout, gate_up, out), out
 
 
 def _backward_cpu(
@@ -153,6 +171,19 @@ def _backward_cpu(
     dgate = torch.ops.aten.silu_backward(do * u, g) if need_dgate else gate.new_empty(0)  # one pass over both
     dup = torch.nn.functional.silu(g).mul_(do) if need_dup else up.new_empty(0)
     return dgate.to(gate.dtype).contiguous(), dup.to(up.dtype).contiguous()
+
+
+def _backward_packed_cpu(dout: Tensor, gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.cat(_backward_cpu(dout, gate, up), dim=-1)
+
+
+def _forward_packed_cpu(gate_up: Tensor) -> Tensor:
+    return swiglu_reference(*gate_up.chunk(2, dim=-1)).contiguous()
+
+
+def _empty_packed(gate_up: Tensor) -> Tensor:
+    return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
 
 
 def _empty_grads(dout: Tensor, gate: Tensor, up: Tensor, need_dgate: bool, need_dup: bool) -> tuple[Tensor, Tensor]:
@@ -172,8 +203,15 @@ _swiglu_backward = register(
 _swiglu_packed_backward = register(
     "swiglu_packed_backward(Tensor dout, Tensor gate_up) -> Tensor",
     triton=_backward_packed,
-    cpu=lambda dout, gate_up: torch.cat(_backward_cpu(dout, *gate_up.chunk(2, dim=-1)), dim=-1),
+    cpu=_backward_packed_cpu,
     fake=lambda dout, gate_up: empty_like_contiguous(gate_up),
+    inlined=True,
+)
+_swiglu_packed_backward_again = register(
+    "swiglu_packed_backward_again(Tensor dout, Tensor gate_up) -> (Tensor, Tensor)",
+    triton=_backward_packed_again,
+    cpu=lambda dout, gate_up: (_backward_packed_cpu(dout, gate_up), _forward_packed_cpu(gate_up)),
+    fake=lambda dout, gate_up: (empty_like_contiguous(gate_up), _empty_packed(gate_up)),
     inlined=True,
 )
 
@@ -200,8 +238,8 @@ _swiglu = register(
 _swiglu_packed = register(
     "swiglu_packed(Tensor gate_up) -> Tensor",
     triton=lambda gate_up: _forward(*gate_up.chunk(2, dim=-1)),
-    cpu=lambda gate_up: swiglu_reference(*gate_up.chunk(2, dim=-1)).contiguous(),
-    fake=lambda gate_up: gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2),
+    cpu=_forward_packed_cpu,
+    fake=_empty_packed,
     backward=lambda ctx, dout: call(_swiglu_packed_backward, dout, *ctx.saved_tensors),
     setup_context=_save_inputs,
     inlined=True,
@@ -223,3 +261,40 @@ def swiglu(
     if gate.dtype != up.dtype:
         raise TypeError(f"swiglu: gate is {gate.dtype} and up {up.dtype}; cast them to one dtype")
     return swiglu_reference(gate, up) if fused_by_compiler(gate) else call(_swiglu, gate, up)
+
+
+class _SwigluLinear(torch.autograd.Function):
+    """Of torch ops and ours, not an op itself: who selects matmuls, or counts them, sees them."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up, weight)
+        return linear(call(_swiglu_packed, gate_up), weight)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        gate_up, weight = ctx.saved_tensors
+        need_dgate_up, need_dweight = ctx.needs_input_grad
+        dgate_up, out = None, None
+        if need_dgate_up and need_dweight:
+            dgate_up, out = call(_swiglu_packed_backward_again, dout @ weight, gate_up)
+        elif need_dgate_up:
+            dgate_up = call(_swiglu_packed_backward, dout @ weight, gate_up)
+        else:
+            out = call(_swiglu_packed, gate_up)
+        return dgate_up, None if out is None else dout.flatten(0, -2).t() @ out.flatten(0, -2)
+
+
+def swiglu_linear(
+    gate_up: Tensor,  # (..., 2F): gate, then up
+    weight: Tensor,  # (N, F)
+) -> Tensor:  # (..., N)
+    """linear(swiglu(gate_up), weight). On a GPU nothing but its arguments is kept for backward."""
+    check_tensors("swiglu_linear", gate_up=gate_up, weight=None if type(weight).__name__ == "DTensor" else weight)
+    if gate_up.shape[-1] != 2 * weight.shape[-1]:
+        raise ValueError(f"swiglu_linear: gate_up {shape(gate_up)} must be twice as wide as weight {shape(weight)}")
+    differentiated = torch.is_grad_enabled() and (gate_up.requires_grad or weight.requires_grad)
+    # On a CPU, computing out again takes time that nobody can spare, and memory is not what is short.
+    if not (runs_triton(gate_up) and differentiated) or autocast_dtype(gate_up) or type(weight).__name__ == "DTensor":
+        return linear(swiglu(gate_up), weight)
+    return _SwigluLinear.apply(gate_up, weight)

@@ -90,6 +90,11 @@ def _eager_linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor, 
     return F.cross_entropy(logits, target) + z_loss * logits.logsumexp(-1).square().mean()
 
 
+def _eager_swiglu_linear(gate_up: Tensor, weight: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.linear(F.silu(gate) * up, weight)
+
+
 CASES = [
     SelfCheckCase(
         "rms_norm",
@@ -127,6 +132,13 @@ CASES = [
         ft.swiglu_reference,
         lambda gate, up: F.silu(gate) * up,
         lambda randn: dict(gate=randn(32, 1024), up=randn(32, 1024)),
+    ),
+    SelfCheckCase(
+        "swiglu_linear",
+        ft.swiglu_linear,
+        ft.swiglu_linear_reference,
+        _eager_swiglu_linear,
+        lambda randn: dict(gate_up=randn(32, 512), weight=randn(64, 256)),
     ),
 ]
 

@@ -197,6 +197,13 @@ def swiglu(*shape, size=3.0):
     return Case(ft.swiglu, ft.swiglu_reference, [eager.swiglu], inputs)
 
 
+def swiglu_linear(*rows, F, N):
+    def inputs(dtype):
+        return dict(gate_up=tensor(*rows, 2 * F, dtype=dtype), weight=tensor(N, F, dtype=dtype, size=F**-0.5))
+
+    return Case(ft.swiglu_linear, ft.swiglu_linear_reference, [eager.swiglu_linear], inputs)
+
+
 ALL = dict(z_loss=0.01, label_smoothing=0.1, softcap=8.0, token_weight=True)
 OTHERS = {
     "linear_cross_entropy": linear_cross_entropy(),
@@ -218,6 +225,7 @@ OTHERS = {
     "swiglu (3, 63)": swiglu(3, 63),
     "swiglu (2, 1025)": swiglu(2, 1025),
     "swiglu, values of 30": swiglu(3, 63, size=30.0),
+    "swiglu_linear (5, 63, 17)": swiglu_linear(5, F=63, N=17),
 }
 
 CASES = ATTENTION | NORMS | OTHERS

@@ -64,6 +64,10 @@ def swiglu(gate, up):
     return F.silu(gate) * up
 
 
+def swiglu_linear(gate_up, weight):
+    return F.linear(swiglu(*gate_up.chunk(2, dim=-1)), weight)
+
+
 def shuffles(order: int, *sizes: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(order)
     return [torch.randperm(size, generator=generator) for size in sizes]

@@ -19,7 +19,7 @@ from fasttrain_kernels.ops.attention.op import attention
 from fasttrain_kernels.ops.linear_cross_entropy.op import linear_cross_entropy, linear_cross_entropy_stats
 from fasttrain_kernels.ops.qk_norm_rope.op import qk_norm_rope
 from fasttrain_kernels.ops.rms_norm import add_rms_norm, rms_norm
-from fasttrain_kernels.ops.swiglu import swiglu
+from fasttrain_kernels.ops.swiglu import swiglu, swiglu_linear
 
 _BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
 _TOKENS = 8192
@@ -57,6 +57,11 @@ def _train(function: Callable[..., Any], *tensors: Tensor | None, **options: Any
 def _swiglu(dtype: torch.dtype, F: int, packed: bool = False) -> None:
     shapes = [(_TOKENS, 2 * F)] if packed else [(_TOKENS, F), (_TOKENS, F)]
     _train(swiglu, *(_empty(*shape, dtype=dtype) for shape in shapes))
+
+
+def _swiglu_linear(dtype: torch.dtype, F: int) -> None:
+    # Few tokens and outputs: the matmuls do run. The kernels see neither number.
+    _train(swiglu_linear, _empty(16, 2 * F, dtype=dtype), _empty(16, F, dtype=dtype))
 
 
 def _rms_norm(dtype: torch.dtype, N: int, weight: torch.dtype | None, **options: Any) -> None:
@@ -108,6 +113,7 @@ CASES: dict[str, list[CompileCase]] = {  # ops in the order of the time that the
     "swiglu": [
         CompileCase("bf16 F=14336", Reach.CORE, partial(_swiglu, _BF16, 14336)),
         CompileCase("bf16 F=3072 packed", Reach.OPTIONS, partial(_swiglu, _BF16, 3072, packed=True)),
+        CompileCase("bf16 F=3072 with its projection", Reach.OPTIONS, partial(_swiglu_linear, _BF16, 3072)),
         CompileCase("fp16 F=14336", Reach.OPTIONS, partial(_swiglu, _FP16, 14336)),
         CompileCase("fp32 F=14336", Reach.OPTIONS, partial(_swiglu, _FP32, 14336)),
     ],

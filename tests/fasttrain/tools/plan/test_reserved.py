@@ -28,9 +28,9 @@ def test_what_the_allocator_takes_is_within_4_percent_and_never_more(id):
 
 @pytest.mark.parametrize("id", ROWS)
 def test_tensors_alone(id):
-    """At most 8% too much (one rank that reduces a large vocabulary), 2% too little (workspaces); a toy 9%."""
+    """At most 8% too much (a rank that reduces a large vocabulary), 2% too little (workspaces; a validation: 11%)."""
     row = ROWS[id]
-    low = 0.91 if id == "pico-dropout" else 0.98
+    low = 0.89 if id == "pico-dropout" else 0.98
     assert low <= max(moment.total for moment in planned(row).tensors) / row["allocated"] <= 1.08
 
 
