@@ -27,6 +27,7 @@ SMALL = [*TRAIN, *["--recipe", "124m", "--batch.sequences", "32", "--parallel.co
 LARGER = [
     *TRAIN,
     *["--recipe", "qwen3-0.6b", "--data.sequence", "1024", "--batch.sequences", "8", "--batch.micro", "8"],
+    *["--parallel.reshard_after_forward", "False"],  # low-precision copies of all weights, instead of FSDP on one rank
 ]
 PLAIN = [str(HERE / "plain.py"), "--steps", str(STEPS)]
 RUNS = {

@@ -216,7 +216,7 @@ class ParallelConfig(Bounded):
     def holds_copies(self, num_parameters: int) -> bool:
         """Whether a single rank has low-precision copies of all weights at once, cast in one launch a step; otherwise
         FSDP makes and frees those of one block after the other."""
-        return self.cuda_graph or not self.reshard_after_forward or 2 * num_parameters <= 2**31
+        return self.cuda_graph or not self.reshard_after_forward or 2 * num_parameters <= 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
