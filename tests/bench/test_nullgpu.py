@@ -153,3 +153,37 @@ def test_a_compiled_graph_launches_the_kernels_of_ops_itself(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["8", "0"]
+
+
+CACHED = """
+import gc, torch
+import fasttrain_kernels as ft
+
+@torch.compiler.nested_compile_region
+def block(x, w): return ft.swiglu(torch.cat([ft.rms_norm(x, w)] * 2, dim=-1))
+
+def model(x, w): return block(block(x, w), w).sum()
+
+def held():
+    torch._dynamo.reset()
+    x, w = (torch.zeros(*n, device="cuda", dtype=torch.bfloat16, requires_grad=True) for n in ((512, 256), (256,)))
+    before = torch.cuda.memory_allocated()
+    torch.compile(model, fullgraph=True)(x, w).backward()
+    x.grad = w.grad = None
+    gc.collect()
+    return torch.cuda.memory_allocated() - before
+
+made, found = held(), held()
+assert torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"] == 1
+print(made, found)
+"""
+
+
+def test_a_graph_from_torchs_cache_holds_no_memory(tmp_path, monkeypatch):
+    program = tmp_path / "cached.py"
+    program.write_text(CACHED)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    done = subprocess.run([sys.executable, "-m", "bench.nullgpu", str(program)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    made, found = map(int, done.stdout.split())
+    assert found <= made

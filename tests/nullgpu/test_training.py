@@ -123,13 +123,3 @@ def test_a_run_resumes_on_another_number_of_ranks(run, data, tmp_path):
     assert "step 4: resumes" in second.text
     assert "step 8: resumes" in third.text
     assert [line["step"] for line in read_metrics(out)] == list(range(1, 13))
-
-
-def test_a_graph_from_torchs_cache_holds_no_memory(run, data, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    peaks = []
-    for number in range(2):
-        [answer] = run([command(tmp_path / str(number), data, "--batch.micro 8", compiled=True)])
-        assert answer.code == "0", answer.text
-        peaks.append(read_metrics(tmp_path / str(number))[-1]["memory"])
-    assert peaks[0] == peaks[1]
