@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._functorch import config as functorch_config
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -42,6 +43,8 @@ def parallelize(model: Decoder, parallel: config.ParallelConfig, runtime: Runtim
     copies = runtime.dtype != torch.float32 and parallel.holds_copies(num_parameters)
     alone = runtime.world_size == 1 and (copies or runtime.dtype == torch.float32)  # nothing to shard
     together = compiled and alone and runtime.device.type == "cuda"
+    if compiled:  # swiglu_linear is such a function: without this, each start would trace all blocks again
+        functorch_config.autograd_cache_allow_custom_autograd_functions = True
     if together:
         _compile_stack(model, parallel.recompute)
     for block in () if together else model.blocks:

@@ -176,7 +176,7 @@ def is_traced() -> bool:
 
 
 class _EmptyLike(TorchFunctionMode):
-    """Traces torch.empty as a method of a tensor.
+    """Traces allocations as a method of a tensor that no pass of torch turns into a call without one.
 
     A graph that comes from torch's cache is traced once more, and a call that takes no tensor is made there: the GPU
     would hold a block's activations for nothing, as long as the graph lives.
@@ -187,13 +187,19 @@ class _EmptyLike(TorchFunctionMode):
         self._tensor = tensor
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
         if function is torch.empty:
-            size = tuple(args[0]) if isinstance(args[0], Sequence) else args
-            strides = torch._prims_common.make_contiguous_strides_for(size)
-            # Each of the one before it: equal calls would be one tensor, and copies of it.
-            self._tensor = self._tensor.new_empty_strided(size, strides, **kwargs)
-            return self._tensor
-        return function(*args, **(kwargs or {}))
+            size = args
+        elif function is Tensor.new_empty:
+            size = args[1:]
+        else:
+            return function(*args, **kwargs)
+        size = tuple(size[0]) if size and isinstance(size[0], Sequence) else tuple(size)
+        kwargs.setdefault("dtype", torch.get_default_dtype() if function is torch.empty else args[0].dtype)
+        strides = torch._prims_common.make_contiguous_strides_for(size)
+        # Each of the one before it: equal calls would be one tensor, and copies of it.
+        self._tensor = self._tensor.new_empty_strided(size, strides, **kwargs)
+        return self._tensor
 
 
 def _inline(versioned: str, launcher: Callable[..., Any]) -> None:

@@ -157,19 +157,23 @@ def test_a_compiled_graph_launches_the_kernels_of_ops_itself(tmp_path):
 
 CACHED = """
 import gc, torch
+from torch._functorch import config as functorch_config
 import fasttrain_kernels as ft
 
-@torch.compiler.nested_compile_region
-def block(x, w): return ft.swiglu(torch.cat([ft.rms_norm(x, w)] * 2, dim=-1))
+functorch_config.autograd_cache_allow_custom_autograd_functions = True
 
-def model(x, w): return block(block(x, w), w).sum()
+@torch.compiler.nested_compile_region
+def block(x, w, down): return ft.swiglu_linear(torch.cat([ft.rms_norm(x, w)] * 2, dim=-1), down)
+
+def model(x, w, down): return block(block(x, w, down), w, down).sum()
 
 def held():
     torch._dynamo.reset()
-    x, w = (torch.zeros(*n, device="cuda", dtype=torch.bfloat16, requires_grad=True) for n in ((512, 256), (256,)))
+    sizes = (512, 256), (256,), (256, 256)
+    given = [torch.zeros(*size, device="cuda", dtype=torch.bfloat16, requires_grad=True) for size in sizes]
     before = torch.cuda.memory_allocated()
-    torch.compile(model, fullgraph=True)(x, w).backward()
-    x.grad = w.grad = None
+    torch.compile(model, fullgraph=True)(*given).backward()
+    for tensor in given: tensor.grad = None
     gc.collect()
     return torch.cuda.memory_allocated() - before
 
