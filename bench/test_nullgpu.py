@@ -6,6 +6,7 @@ GPU is measured.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,7 @@ RUNS_0_6B = {
 }
 # Host time at most, of the plain models'. The aims for GPT-2, which has fewer ops, are 1.0 compiled and 1.5 eager.
 HOST = {
-    "GPT-2": {"compiled": 1.3, "eager": 1.9, "captured": 0.5},
+    "GPT-2": {"compiled": 1.5, "eager": 1.7, "captured": 0.5},
     "Qwen3-like": {"compiled": 1.0, "eager": 1.0, "captured": 0.5},
 }
 LAUNCHES = {"fasttrain, Muon, compiled": 650, "fasttrain, Muon in fp16, compiled": 650}
@@ -99,9 +100,10 @@ def steps(runs, directory, launches):
     figures: dict[str, Any] = {}
     for name, program in runs.items():
         path = directory / f"{len(figures)}.json"
-        out = ["--out", str(directory / f"run-{len(figures)}")] if "fasttrain" in name else []
+        out = ["--out", str(directory / "run")] if "fasttrain" in name else []
         done = on_null_gpu("--json", str(path), *program, *out)
-        assert path.exists(), done.stderr
+        assert done.returncode == 0, done.stderr
+        shutil.rmtree(directory / "run", ignore_errors=True)  # with its checkpoint, which every run ends with
         figures[name] = json.loads(path.read_text())
     table = {}
     for name, found in figures.items():
