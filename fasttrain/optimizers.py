@@ -12,9 +12,7 @@ class OptimizerRow(NamedTuple):
     module: str  # with make(model, optim, device), and settings(optim, group): a group's options at the peak
     matrix_bytes: int  # of state, for each element of the matrices of blocks
     other_bytes: int  # and for each other parameter
-    whole_matrices: int = (
-        0  # an update holds so many times the largest ones of a batch; half as much more on several ranks
-    )
+    whole_matrices: int = 0  # of a batch's largest, that an update holds; on several ranks half as much more
     matrix_flops: int = 0  # of an update, for each element of a matrix and each of its rows or columns, the fewer
 
 

@@ -28,7 +28,7 @@ PARTS_OF_A_STEP = {
     "matmuls": "matmuls",
     "attention": "attention",
     "streaming": "memory-bound ops",
-    "loss": "embedding, head and loss",
+    "loss": "head and loss",
     "optimizer": "optimizer and loop",
     "exposed": "waiting for communication",
     "launching": "waiting for the host",

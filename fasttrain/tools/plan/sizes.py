@@ -101,13 +101,20 @@ def sizes(settings: config.Config, *, vocab: int, dp_size: int = 1, stated: Stat
     weights = {name: settings.data.mixture[name].weight if name else 1.0 for name in dataset}
     epochs = {name: tokens * weights[name] / sum(weights.values()) / size for name, size in dataset.items()}
     run = Sizes(
-        settings=settings, vocab=vocab, dp_size=dp_size, parameters=num_parameters(settings.model, vocab),
-        tokens_per_step=batch.sequences * T, tokens=tokens, flops=tokens * flops_per_token(settings.model, vocab, T),
+        settings=settings,
+        vocab=vocab,
+        dp_size=dp_size,
+        parameters=num_parameters(settings.model, vocab),
+        tokens_per_step=batch.sequences * T,
+        tokens=tokens,
+        flops=tokens * flops_per_token(settings.model, vocab, T),
         micro_batches=max(batch.sequences // (batch.micro * dp_size), 1),
         checkpoint_bytes=state_bytes(settings.model, vocab, settings.optim.kind),
         checkpoints_held=settings.checkpoint.max_held(batch.steps),
-        epochs=None if stated.dataset is None else epochs, contradictions=(), warnings=(),
-    )  # fmt: skip
+        epochs=None if stated.dataset is None else epochs,
+        contradictions=(),
+        warnings=(),
+    )
     size, ranks = _size(stated, run), (settings.parallel.indivisible(dp_size), batch.indivisible(dp_size))
     certain, likely = ("", size) if stated.size_is_a_name else (size, "")
     found = (certain, _tokens(stated, run), *ranks, _disk_space(stated, run), _components(run))

@@ -105,9 +105,13 @@ class Hardware:
         price: float | None = None,
     ) -> Self:
         return cls(
-            gpu=gpu, gpus=gpus, node=node or min(gpu.node, gpus), network=network or gpu.network,
-            memory=memory or gpu.memory, price=gpu.price if price is None else price,
-        )  # fmt: skip
+            gpu=gpu,
+            gpus=gpus,
+            node=node or min(gpu.node, gpus),
+            network=network or gpu.network,
+            memory=memory or gpu.memory,
+            price=gpu.price if price is None else price,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,14 +145,22 @@ def work_of(settings: config.Config, *, vocab: int, dp_size: int) -> Work:
     precision = precision_of(parallel)
     sharded = dp_size > 1 or precision != "fp32"
     return Work(
-        model=settings.model, vocab=vocab, sequence=settings.data.sequence, micro=batch.micro,
+        model=settings.model,
+        vocab=vocab,
+        sequence=settings.data.sequence,
+        micro=batch.micro,
         micro_batches=max(batch.sequences // (batch.micro * dp_size), 1),
-        dp_size=dp_size, dp_replicate=parallel.dp_replicate, precision=precision, compiled=parallel.compile != "off",
-        recomputed=float(recompute == "full"), recomputed_streaming=float(recompute != "none"),
+        dp_size=dp_size,
+        dp_replicate=parallel.dp_replicate,
+        precision=precision,
+        compiled=parallel.compile != "off",
+        recomputed=float(recompute == "full"),
+        recomputed_streaming=float(recompute != "none"),
         gathers=(2 if parallel.reshard_after_forward else 1) if sharded else 0,
-        reduces_every=parallel.grad_reduce == "every", optimizer=settings.optim.kind,
+        reduces_every=parallel.grad_reduce == "every",
+        optimizer=settings.optim.kind,
         host=host_seconds(settings, dp_size=dp_size),
-    )  # fmt: skip
+    )
 
 
 def host_seconds(settings: config.Config, *, dp_size: int) -> float:
