@@ -178,6 +178,16 @@ class OptimConfig(Bounded):
     """Share of the run over which wsd decays."""
 
 
+SMALL = 7 * 10**8  # parameters of a model whose weights, gradients and moments, 18 bytes of each, fit on any GPU
+_UNIT = 2**26  # bytes of weights that are worth a collective, and the host's work around it
+
+
+def unit_blocks(layers: int, block: float, device: str) -> int:
+    """Blocks, of so many bytes of weights, in a unit: what is compiled, gathered and reduced together."""
+    units = -(-layers // max(int(_UNIT // block), 1))
+    return -(-layers // units) if device == "cuda" else 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig(Bounded):
     """Where and how the model runs."""
@@ -186,11 +196,12 @@ class ParallelConfig(Bounded):
     """auto: cuda where there is one; mps: untested."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Of matmuls and activations; weights stay fp32. auto: bf16 on GPUs, fp32 on CPUs. fp16 scales its loss."""
-    dp_replicate: Annotated[int, Bounds(1, 10**6)] = 1
-    """Groups of ranks that each hold all the weights; more than 1 is HSDP. Ranks of one group shard the weights."""
+    dp_replicate: Annotated[int, Bounds(0, 10**6)] = 0
+    """Groups of ranks that each hold all the weights, and whose ranks share them; as many as ranks is plain data
+    parallelism, fewer but more than 1 HSDP. 0: as many as GPUs for models of up to 700M parameters, else 1."""
     reshard_after_forward: bool = True
-    """Free a block's gathered weights after each use; off: hold them until the last backward of a step (ZeRO-2). A
-    single rank holds bf16 or fp16 weights also where they take at most 1 GiB."""
+    """Free a block's gathered weights after each use; off: hold them until the last backward of a step (ZeRO-2). Ranks
+    that do not share weights hold bf16 or fp16 ones also of models of up to 700M parameters."""
     grad_reduce: Literal["last", "every"] = "last"
     """When accumulated gradients are reduced within a group: after the last micro-batch, which needs memory for whole
     gradients, or after every one. Between groups it is always the last."""
@@ -205,7 +216,7 @@ class ParallelConfig(Bounded):
 
     def indivisible(self, ranks: int) -> str:
         """Why so many ranks cannot form dp_replicate groups, with the settings that mend it; empty: they can."""
-        if ranks % self.dp_replicate == 0:
+        if ranks % (self.dp_replicate or 1) == 0:
             return ""
         smaller = next(n for n in range(min(self.dp_replicate, ranks), 0, -1) if ranks % n == 0)
         return (
@@ -213,10 +224,16 @@ class ParallelConfig(Bounded):
             f"{smaller}, or start a multiple of {self.dp_replicate} ranks"
         )
 
-    def holds_copies(self, num_parameters: int) -> bool:
-        """Whether a single rank has low-precision copies of all weights at once, cast in one launch a step; otherwise
-        FSDP makes and frees those of one block after the other."""
-        return self.cuda_graph or not self.reshard_after_forward or 2 * num_parameters <= 2**30
+    def replicas(self, ranks: int, num_parameters: int, device: str) -> int:
+        """Groups of ranks that each hold all the weights."""
+        return self.dp_replicate or (ranks if device == "cuda" and num_parameters <= SMALL else 1)
+
+    def shards(self, ranks: int, num_parameters: int, device: str, *, precision: str) -> bool:
+        """Whether FSDP has the weights. Otherwise they are whole on each rank, with low-precision copies of all at
+        once, cast in one launch a step. Of large models, FSDP casts one block after the other, on a single rank too."""
+        holds_copies = self.cuda_graph or not self.reshard_after_forward or num_parameters <= SMALL
+        shared = self.replicas(ranks, num_parameters, device) != ranks
+        return shared or not (holds_copies or precision == "fp32")
 
 
 @dataclass(frozen=True, kw_only=True)

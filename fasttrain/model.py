@@ -19,8 +19,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice, zip_longest
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -109,6 +110,15 @@ class Block(nn.Module):
         return F.dropout(x, self.dropout) if self.training and self.dropout else x
 
 
+def run_blocks(
+    blocks: Iterable[Callable[..., Any]], normed: Tensor, residual: Tensor, *args: Any, past: Sequence[Past]
+) -> tuple[Tensor, Tensor]:  # (B, T, C), (B, T, C)
+    """One after the other; past: of each, or of none."""
+    for block, known in zip_longest(blocks, past):
+        normed, residual = block(normed, residual, *args, known)
+    return normed, residual
+
+
 class Head(nn.Module):
     """From the last norm to the loss, in one call: a sharded head is gathered, and its gradient reduced, once.
 
@@ -158,10 +168,14 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = model
         self.sequence = sequence
+        self.unsharded: object = None  # fasttrain.distributed.unsharded, where it has the weights
         self.pads_documents = False  # cu_seqlens ends with empty ones: blocks know documents by their bounds alone
         self.embedding = nn.Embedding(vocab, model.hidden)
         self.first_norm = nn.Parameter(torch.empty(model.hidden))
         self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
+        # How many blocks are compiled, gathered and reduced together, and what runs them: distributed.parallelize
+        self.units: list[tuple[int, Callable[..., tuple[Tensor, Tensor]]]]
+        self.units = [(model.layers, functools.partial(run_blocks, self.blocks))]
         self.head = Head(model.hidden, vocab, tied=model.tied_head, z_loss=z_loss)
         self._build_rotary_table(None)
 
@@ -222,8 +236,10 @@ class Decoder(nn.Module):
     ) -> Tensor:  # (B, T, C)
         """All blocks, from the embedding to the last norm: one graph where they are compiled together."""
         normed = kernels.rms_norm(residual, self.first_norm, eps=self.config.norm_eps)
-        for block, known in zip(self.blocks, past or [None] * len(self.blocks), strict=True):
-            normed, residual = block(normed, residual, self.cos, self.sin, positions, cu_seqlens, documents, known)
+        known = iter(past)
+        for length, run in self.units:
+            theirs = [*islice(known, length)]
+            normed, residual = run(normed, residual, self.cos, self.sin, positions, cu_seqlens, documents, past=theirs)
         return normed
 
     def _tied_weight(self) -> Tensor | None:

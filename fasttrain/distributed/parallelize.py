@@ -1,13 +1,14 @@
-"""How one model runs on many devices: recompute, compile, shard, in this order, block by block.
+"""How one model runs on many devices: recompute, compile, shard or replicate, in this order, unit by unit.
 
-    block.forward  ->  recomputed in backward  ->  compiled to one graph  ->  its weights gathered around it (FSDP2)
+    block.forward  ->  recomputed in backward  ->  a unit's blocks compiled to one graph
+                   ->  its weights gathered around it (FSDP2), or whole on every rank and its gradients added up
+
+A unit is some blocks in a row: as many as are worth a collective, since calling a compiled graph, and FSDP around it,
+take the host more time than a small block's launches do. On one GPU all blocks are one graph. In a graph, all blocks
+call one region, so that it is compiled in the time of one block.
 
 A block's forward is wrapped in place. No wrapper module appears, so parameters keep their names with every setting, and
 checkpoints of one setting load with another.
-
-On one GPU, where nothing happens between blocks, all of them are one graph: calling a compiled block, forward and
-backward, takes the host more time than its launches do. The graph calls one region once a block, so that it is compiled
-in the time of one block.
 
 The embedding, the first norm and the head are one group, the root's, whose weights stay gathered from the beginning of
 forward to the end of backward: with a tied head, both ends of a step need them. Gradients are summed over ranks, not
@@ -25,9 +26,9 @@ from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from fasttrain import config
-from fasttrain.distributed.cast_weights import cast_weights
 from fasttrain.distributed.runtime import Runtime, missing_compiler
-from fasttrain.model import Block, Decoder
+from fasttrain.distributed.unsharded import UnshardedWeights
+from fasttrain.model import Block, Decoder, run_blocks
 from fasttrain_kernels.ops.linear import matmul
 
 # FLOPs of a run on CPUs from which compiling, about 20 s, comes back: steps get 7 % faster in the recipe tiny, and more
@@ -39,40 +40,81 @@ _INFERENCE = ("stats", "logits")  # the model's methods beside forward
 def parallelize(model: Decoder, parallel: config.ParallelConfig, runtime: Runtime, *, compiled: bool) -> None:
     """Make a model on the meta device ready for its ranks. `to_empty` and weights follow."""
     model.pads_documents = parallel.cuda_graph
+    device, ranks = runtime.device.type, runtime.world_size
     num_parameters = sum(weight.numel() for weight in model.parameters())
-    copies = runtime.dtype != torch.float32 and parallel.holds_copies(num_parameters)
-    alone = runtime.world_size == 1 and (copies or runtime.dtype == torch.float32)  # nothing to shard
-    together = compiled and alone and runtime.device.type == "cuda"
+    sharded = parallel.shards(ranks, num_parameters, device, precision=runtime.precision)
+    blocks: list[Any] = list(model.blocks)
+    size = sum(weight.numel() for weight in blocks[0].parameters()) * runtime.dtype.itemsize
+    length = config.unit_blocks(len(blocks), size, device)
+    together = compiled and device == "cuda" and ranks == 1 and not sharded
+    _wrap(blocks, parallel.recompute, regions=together or (compiled and length > 1))
+    units = [blocks[i : i + length] for i in range(0, len(blocks), length)]
+    run: Callable[..., Any] = run_blocks
     if compiled:  # swiglu_linear is such a function: without this, each start would trace all blocks again
         functorch_config.autograd_cache_allow_custom_autograd_functions = True
     if together:
-        _compile_stack(model, parallel.recompute)
-    for block in () if together else model.blocks:
-        forward = _recomputed(block.forward, parallel.recompute)
-        block.forward = torch.compile(forward, fullgraph=True) if compiled else forward
-    if alone and copies:
-        cast_weights(model, runtime.dtype, units=[] if together else list(model.blocks), methods=_INFERENCE)
-    if alone:
-        return
-    precision = MixedPrecisionPolicy(
-        param_dtype=None if runtime.dtype == torch.float32 else runtime.dtype,
-        reduce_dtype=torch.float32,
-        cast_forward_inputs=False,  # the rotary table stays float32
+        _compile_stack(model)
+    elif compiled:
+        run = torch.compile(run, fullgraph=True, options=_options(model) if device == "cuda" else None)
+    # The forward methods alone: FSDP's hooks are around a unit.
+    model.units = [(len(unit), functools.partial(run, [block.forward for block in unit])) for unit in units]
+    if sharded:
+        _shard(model, units, parallel, runtime)
+    elif ranks > 1 or runtime.dtype != torch.float32:
+        # Gradients of one graph come at once: to part them would be more launches and no less memory.
+        model.unsharded = UnshardedWeights(
+            model,
+            runtime.dtype,
+            units=[] if together else units,
+            methods=_INFERENCE,
+            ranks=runtime.dp_group if ranks > 1 else None,
+        )
+
+
+def _wrap(blocks: list[Any], recompute: str, *, regions: bool) -> None:
+    """What a block does in backward, and of a graph of several blocks, that they are one region of it."""
+    forward: Callable[..., Any] = Block.forward
+    if recompute != "none":
+        forward = functools.partial(checkpoint, forward, use_reentrant=False, **_RECOMPUTE[recompute])
+    if regions:
+        # The block is an argument: torch takes two closures over blocks for one region, with the weights of the first.
+        @torch.compiler.nested_compile_region
+        def region(block: Block, *args: Any) -> Any:
+            return inner(block, *args)
+
+        inner, forward = forward, region
+    for block in blocks:
+        block.forward = functools.partial(forward, block)
+
+
+def _shard(model: Decoder, units: list[list[Any]], parallel: config.ParallelConfig, runtime: Runtime) -> None:
+    options: dict[str, Any] = dict(
+        mesh=runtime.mesh,
+        mp_policy=MixedPrecisionPolicy(
+            param_dtype=None if runtime.dtype == torch.float32 else runtime.dtype,
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,  # the rotary table stays float32
+        ),
     )
-    for block in model.blocks:
-        fully_shard(block, mesh=runtime.mesh, mp_policy=precision, reshard_after_forward=parallel.reshard_after_forward)
-    fully_shard(model, mesh=runtime.mesh, mp_policy=precision, reshard_after_forward=False)
+    for number, unit in enumerate(units):
+        fully_shard(unit, reshard_after_forward=parallel.reshard_after_forward, **options)
+        length, unit[0].run = model.units[number]
+        register_fsdp_forward_method(unit[0], "run")
+        model.units[number] = length, unit[0].run
+    fully_shard(model, reshard_after_forward=False, **options)
     for method in _INFERENCE:
         register_fsdp_forward_method(model, method)
-    for unit in (model, *model.blocks):
-        assert isinstance(unit, FSDPModule)
-        unit.set_gradient_divide_factor(1.0)
-        # gloo has no scaled sum, and NCCL needs none
-        unit.set_force_sum_reduction_for_comms(True)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            # gloo has no scaled sum, and NCCL needs none
+            module.set_force_sum_reduction_for_comms(True)
 
 
 def before_backward(model: Decoder, parallel: config.ParallelConfig, *, last: bool) -> None:
     """What the coming micro-batch, the last of its step or not, does with gradients and weights at its end."""
+    if isinstance(unsharded := model.unsharded, UnshardedWeights):
+        unsharded.reduces = last
     if not isinstance(model, FSDPModule):
         return
     if parallel.grad_reduce == "last":
@@ -102,26 +144,6 @@ def should_compile(parallel: config.ParallelConfig, runtime: Runtime, flops: flo
     return True, "auto"
 
 
-def _recomputed(forward: Callable[..., Any], recompute: str) -> Callable[..., Any]:
-    if recompute == "none":
-        return forward
-    return functools.partial(checkpoint, forward, use_reentrant=False, **_RECOMPUTE[recompute])
-
-
-def _compile_stack(model: Decoder, recompute: str) -> None:
-    forward = _recomputed(Block.forward, recompute)
-
-    # The block is an argument: torch takes two closures over blocks for one region, with the weights of the first.
-    @torch.compiler.nested_compile_region
-    def region(block: Block, *args: Any) -> Any:
-        return forward(block, *args)
-
-    for block in model.blocks:
-        block.forward = functools.partial(region, block)
-    options = _ONE_GRAPH if model.config.dropout or model.config.attention_dropout else _ONE_GRAPH | _UNCHANGED
-    model.stack = torch.compile(model.stack, fullgraph=True, options=options)  # type: ignore[method-assign]
-
-
 def _saved(_: object, op: Any, *args: object, **kwargs: object) -> CheckpointPolicy:
     """Selective: matmuls and attention, the costly part of a block, are not computed again."""
     costly = op in _MATMULS or "attention" in str(op)
@@ -132,15 +154,24 @@ _aten = torch.ops.aten
 _MATMULS = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.linear.default, matmul}
 
 
-# The one graph launches our kernels as it launches its own, without Triton's Python in between, and does not check
-# shapes that no earlier code could have changed. Without dropout, nor does it ask modules whether they train.
-_ONE_GRAPH: dict[str, Any] = {
+def _compile_stack(model: Decoder) -> None:
+    model.stack = torch.compile(model.stack, fullgraph=True, options=_options(model))  # type: ignore[method-assign]
+
+
+def _options(model: Decoder) -> dict[str, Any]:
+    """On a GPU: a graph launches our kernels as it launches its own, without Triton's Python in between, and does not
+    check shapes that no earlier code could have changed. Without dropout, nor does it ask modules whether they train.
+    """
+    dropout = model.config.dropout or model.config.attention_dropout
+    unchanged = {"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe}
+    return _GRAPH | ({} if dropout else unchanged)
+
+
+_GRAPH: dict[str, Any] = {
     "static_launch_user_defined_triton_kernels": True,
     "size_asserts": False,
     "alignment_asserts": False,
 }
-_UNCHANGED: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe}
-
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "full": {},
     "selective": {"context_fn": functools.partial(create_selective_checkpoint_contexts, _saved)},

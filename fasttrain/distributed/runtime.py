@@ -121,7 +121,7 @@ def start(parallel: config.ParallelConfig, *, device_option: str = "parallel.dev
                 precision=resolve_precision(parallel.precision, device),
                 rank=rank,
                 world_size=world_size,
-                mesh=_mesh(device, world_size, parallel.dp_replicate),
+                mesh=_mesh(device, world_size, parallel.dp_replicate or 1),
                 checkpoint_group=dist.new_group(backend="gloo", timeout=timeout),
                 monitor_group=dist.new_group(backend="gloo", timeout=timeout),
                 hang_detector=hang_detector,

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fasttrain_kernels as kernels
 from fasttrain.config import ModelConfig
 from fasttrain.data.batches import IGNORED
-from fasttrain.distributed.parallelize import _recomputed
+from fasttrain.distributed.parallelize import _wrap
 from fasttrain.flops import flops_per_token, num_parameters
 from fasttrain.hf.names import huggingface_config, parts, to_huggingface
 from fasttrain.model import Decoder
@@ -279,7 +279,8 @@ def test_kernels_that_do_not_save_swiglu_s_output_change_no_bit(recompute, compi
 
     def run():
         torch._dynamo.reset()
-        forward = _recomputed(block.forward, recompute)
+        _wrap([block], recompute, regions=False)
+        forward = block.forward
         forward = torch.compile(forward, backend="aot_eager", fullgraph=True) if compiled else forward
         leaf = x.clone().requires_grad_()
         with interpret():

@@ -151,7 +151,7 @@ class _StepMemory:
         self.S = max(dp_size // parallel.dp_replicate, 1)
         counts = num_parameters(model, vocab)
         self.P, self.P_block, self.P_root = counts.total, counts.blocks // model.layers, counts.total - counts.blocks
-        self.cast = dp_size == 1 and self.sharded and parallel.holds_copies(counts.total)
+        self.cast = self.sharded and not parallel.shards(dp_size, counts.total, device, precision=precision)
         self.head = self.a * vocab * model.hidden  # the gradient of the head, there from the backward of the loss on
         self.states = optimizer_bytes(model, vocab, settings.optim.kind)
         matrix = 2 * self.C * self.F  # the largest, and how many of them a batch has

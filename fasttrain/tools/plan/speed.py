@@ -167,7 +167,7 @@ def host_seconds(settings: config.Config, *, dp_size: int) -> float:
     """CPU time of a step: the host calls ops one after the other, whatever the GPU does."""
     parallel, batch, model = settings.parallel, settings.batch, settings.model
     compiled, parameters = parallel.compile != "off", num_parameters(model, model.vocab or 0).total
-    copies = dp_size == 1 and (precision_of(parallel) == "fp32" or parallel.holds_copies(parameters))
+    copies = not parallel.shards(dp_size, parameters, "cuda", precision=precision_of(parallel))
     block = HOST_BLOCK[compiled] + (0 if copies else HOST_FSDP) + (HOST_RANKS if dp_size > 1 else 0)
     block += 0 if compiled else HOST_AGAIN[parallel.recompute]
     micro_batches = max(batch.sequences // (batch.micro * dp_size), 1)

@@ -16,7 +16,7 @@ from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fasttrain.config import ModelConfig, ParallelConfig
-from fasttrain.distributed.parallelize import _compile_stack, before_backward, parallelize, should_compile
+from fasttrain.distributed.parallelize import _compile_stack, _wrap, before_backward, parallelize, should_compile
 from fasttrain.distributed.runtime import start
 from fasttrain.model import Decoder
 from tests.ranks import run_ranks
@@ -98,7 +98,7 @@ def test_what_is_costly_is_computed_again_only_if_everything_is(recompute, again
         ModelConfig(layers=LAYERS, hidden=16, heads=2, kv_heads=2, head_dim=8, ffn=16), vocab=64, sequence=8
     )
     model.init_weights(0)
-    alone = SimpleNamespace(world_size=1, dtype=torch.float32)
+    alone = SimpleNamespace(world_size=1, dtype=torch.float32, precision="fp32", device=torch.device("cpu"))
     parallelize(model, ParallelConfig(recompute=recompute), alone, compiled=False)  # type: ignore[arg-type]
     tokens = torch.randint(64, (1, 8))
     with Ops() as called:
@@ -120,7 +120,8 @@ def test_one_graph_of_all_blocks_computes_what_the_blocks_do(dropout):
     for model in (plain, compiled):
         model.init_weights(0)
     torch._dynamo.reset()
-    _compile_stack(compiled, "none")
+    _wrap(list(compiled.blocks), "none", regions=True)
+    _compile_stack(compiled)
     tokens = torch.randint(64, (2, 8))
     for train in (True, False, True):
         for model in (plain, compiled):

@@ -17,6 +17,7 @@ from fasttrain.model import Decoder
 from fasttrain.optim.optimizer import local
 
 SECTION = ModelConfig(layers=2, hidden=16, heads=2, kv_heads=1, head_dim=8, ffn=16)
+PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 TOKENS = torch.arange(48).reshape(3, 2, 8) * 7 % 61  # three micro-batches
 
 
@@ -28,7 +29,7 @@ def decoder() -> Decoder:
 
 def cast(dtype: torch.dtype = torch.bfloat16, recompute: Any = "none") -> Decoder:
     model = decoder()
-    alone: Any = SimpleNamespace(world_size=1, dtype=dtype)
+    alone: Any = SimpleNamespace(world_size=1, dtype=dtype, precision=PRECISIONS[dtype], device=torch.device("cpu"))
     parallelize(model, ParallelConfig(recompute=recompute), alone, compiled=False)
     return model
 

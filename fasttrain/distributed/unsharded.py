@@ -1,10 +1,11 @@
-"""Low-precision copies of float32 weights on one device, where there is nothing to shard.
+"""Whole float32 weights on every rank, with low-precision copies and gradients that are summed over ranks.
 
     forward, backward:  the model has the copies, all cast in one pass; gradients are of their dtype
-    otherwise:          the model has the float32 weights, with gradients summed over micro-batches in float32
+    otherwise:          the model has the float32 weights, with gradients summed over micro-batches in float32,
+                        and after the last one over ranks: while earlier units still have their backward
 
-fully_shard does the same, to the bit, with a copy and a cast of its own for every weight: more launches, and more time
-of the host, than the rest of a small model's step.
+fully_shard does the same, with a copy and a cast of its own for every weight, and hooks around every unit: more
+launches, and more time of the host, than the rest of a small model's step.
 """
 
 from __future__ import annotations
@@ -14,35 +15,45 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 _PIECE = 2**24  # elements
 
 
-def cast_weights(model: nn.Module, dtype: torch.dtype, *, units: Sequence[nn.Module], methods: Sequence[str]) -> None:
-    """Make forward and backward, and other methods without a gradient, use copies of a model's weights in a dtype.
+class UnshardedWeights:
+    """Makes forward and backward of a model, and methods without a gradient, use copies of its weights in a dtype.
 
     A unit's gradients are turned into float32, and their memory freed, as soon as they are complete: those of one graph
-    come together, so that more units would be more launches and no less memory.
+    come together, so that more units would be more launches and no less memory. A float32 model has no copies.
     """
-    weights = _CastWeights(model, dtype, units)
-    for method in ("forward", *methods):
-        setattr(model, method, weights.casting(getattr(model, method), differentiated=method == "forward"))
 
-
-class _CastWeights:
-    def __init__(self, model: nn.Module, dtype: torch.dtype, units: Sequence[nn.Module]) -> None:
-        self._model, self._dtype, self._units = model, dtype, units
+    def __init__(
+        self,
+        model: nn.Module,
+        dtype: torch.dtype,
+        *,
+        units: Sequence[Sequence[nn.Module]] = (),  # the rest of the model is one more
+        methods: Sequence[str] = (),  # beside forward
+        ranks: dist.ProcessGroup | None = None,  # that have other batches and the same weights
+    ) -> None:
+        self.reduces = True  # whether the coming backward is the last before the gradients are used
+        self._model, self._dtype, self._units, self._ranks = model, dtype, units, ranks
         self._places: list[tuple[nn.Module, str]] = []
         self._weights: list[nn.Parameter] = []
         self._copies: list[nn.Parameter] = []
         self._num_units = self._pending = 0  # in all, and without their gradients of this backward
+        self._work: list[dist.Work] = []
+        for method in ("forward", *methods):
+            setattr(model, method, self._casting(getattr(model, method), differentiated=method == "forward"))
 
-    def casting(self, method: Callable[..., Any], *, differentiated: bool) -> Callable[..., Any]:
+    def _casting(self, method: Callable[..., Any], *, differentiated: bool) -> Callable[..., Any]:
         @functools.wraps(method)
         def cast(*args: Any, **kwargs: Any) -> Any:
-            if not self._copies:
+            if not self._weights:
                 self._make_copies()
+            if self._copies[0] is self._weights[0]:
+                return method(*args, **kwargs)
             with torch.no_grad():
                 torch._foreach_copy_(tuple(self._copies), tuple(self._weights))
             self._put(self._copies)
@@ -63,12 +74,13 @@ class _CastWeights:
 
     def _make_copies(self) -> None:
         """At the first use: a model on the meta device gets its weights after it has been prepared."""
-        unit_of = {id(module): number for number, unit in enumerate(self._units) for module in unit.modules()}
+        unit_of = {id(m): n for n, unit in enumerate(self._units) for part in unit for m in part.modules()}
         members: dict[int, tuple[list[nn.Parameter], list[nn.Parameter]]] = {}
         for module in self._model.modules():
             for name, weight in module._parameters.items():
                 if weight is not None:
-                    copy = nn.Parameter(torch.empty_like(weight, dtype=self._dtype))
+                    same = weight.dtype == self._dtype
+                    copy = weight if same else nn.Parameter(torch.empty_like(weight, dtype=self._dtype))
                     self._places.append((module, name))
                     self._weights.append(weight)
                     self._copies.append(copy)
@@ -79,20 +91,29 @@ class _CastWeights:
         for weights, copies in members.values():
             _Gradients(weights, copies, self._unit_done)
 
-    def _unit_done(self) -> None:
+    def _unit_done(self, gradients: _Gradients) -> None:
+        among_ranks = self._ranks is not None and self.reduces
+        if among_ranks or gradients.are_cast:
+            pieces = gradients.to_pieces()
+            if among_ranks:
+                self._work += [dist.all_reduce(piece, group=self._ranks, async_op=True) for piece in pieces]
         self._pending -= 1
         if not self._pending:  # the end of backward: until here, blocks may have been computed again
             self._pending = self._num_units
             self._put(self._weights)
+            for work in self._work:
+                work.wait()  # the device, not the host
+            self._work.clear()
 
 
 class _Gradients:
     """A unit's gradients, counted as they come and moved together."""
 
     def __init__(
-        self, weights: list[nn.Parameter], copies: list[nn.Parameter], on_complete: Callable[[], None]
+        self, weights: list[nn.Parameter], copies: list[nn.Parameter], on_complete: Callable[[_Gradients], None]
     ) -> None:
         self._weights, self._copies, self._on_complete = weights, copies, on_complete
+        self.are_cast = weights[0] is not copies[0]
         self._missing = len(copies)
         # One allocation for many gradients, but for no more than fit where activations have been.
         self._pieces: list[tuple[int, list[Tensor]]] = []
@@ -106,18 +127,20 @@ class _Gradients:
 
     def _count(self, _: Tensor) -> None:
         self._missing -= 1
-        if self._missing:
-            return
-        self._missing = len(self._copies)
+        if not self._missing:
+            self._missing = len(self._copies)
+            self._on_complete(self)
+
+    def to_pieces(self) -> list[Tensor]:
+        """Gather the gradients, with those of earlier micro-batches, in float32: each a part of a few flat tensors."""
+        pieces = [weights[0].new_empty(numel) for numel, weights in self._pieces]
         gradients: list[Tensor] = []
-        for numel, weights in self._pieces:
-            gradients += torch._C._nn.unflatten_dense_tensors(weights[0].new_empty(numel), weights)
+        for piece, (_, weights) in zip(pieces, self._pieces, strict=True):
+            gradients += torch._C._nn.unflatten_dense_tensors(piece, weights)
         torch._foreach_copy_(gradients, [copy.grad for copy in self._copies if copy.grad is not None])
-        if self._weights[0].grad is None:
-            for weight, gradient in zip(self._weights, gradients, strict=True):
-                weight.grad = gradient
-        else:
-            torch._foreach_add_([weight.grad for weight in self._weights if weight.grad is not None], gradients)
-        for copy in self._copies:
+        if self.are_cast and self._weights[0].grad is not None:
+            torch._foreach_add_(gradients, [weight.grad for weight in self._weights if weight.grad is not None])
+        for weight, copy, gradient in zip(self._weights, self._copies, gradients, strict=True):
             copy.grad = None
-        self._on_complete()
+            weight.grad = gradient
+        return pieces
