@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fasttrain import config
 from fasttrain.config import ModelConfig, ParallelConfig
 from fasttrain.distributed.parallelize import _compile_stack, _wrap, before_backward, parallelize, should_compile
 from fasttrain.distributed.runtime import start
@@ -22,20 +24,20 @@ from fasttrain.model import Decoder
 from tests.ranks import run_ranks
 
 LAYERS, MICRO_BATCHES = 3, 4
-UNITS = LAYERS + 1  # groups of weights: each block, and the embedding with the head
 
 
-def collectives(parallel: ParallelConfig) -> Counter[str]:
-    """Of a step with several micro-batches."""
+def collectives(parallel: ParallelConfig, length: int) -> Counter[str]:
+    """Of a step with several micro-batches, in units of so many blocks."""
     model_section = ModelConfig(layers=LAYERS, hidden=16, heads=2, kv_heads=2, head_dim=8, ffn=16)
-    with start(parallel) as runtime:
+    with start(parallel) as runtime, patch.object(config, "unit_blocks", lambda *_: length):
         with torch.device("meta"):
             model = Decoder(model_section, vocab=64, sequence=8)
         parallelize(model, parallel, runtime, compiled=False)
         model.to_empty(device="cpu")
         model.init_weights(0)
-        assert all(isinstance(p, DTensor) for p in model.parameters())
-        assert sum(isinstance(module, FSDPModule) for module in model.modules()) == UNITS
+        sharded = parallel.dp_replicate != runtime.world_size
+        assert all(isinstance(p, DTensor) == sharded for p in model.parameters())
+        assert any(isinstance(module, FSDPModule) for module in model.modules()) == sharded
         tokens = torch.randint(64, (1, 8))
         with Ops("c10d") as said:
             for number in range(MICRO_BATCHES):
@@ -58,32 +60,80 @@ class Ops(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-def check(parallel: ParallelConfig, expected: dict[str, int]) -> None:
-    assert collectives(parallel) == expected
+def check(parallel: ParallelConfig, expected: dict[str, int], length: int) -> None:
+    assert collectives(parallel, length) == expected
 
 
 GATHER, SCATTER, REDUCE = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
 
 
-@pytest.mark.parametrize(
-    ("world", "settings", "expected"),
-    [
-        # Forward gathers every unit, backward gathers the blocks again; gradients are reduced once.
-        (2, {}, {GATHER: MICRO_BATCHES * (UNITS + LAYERS), SCATTER: UNITS}),
-        (2, {"grad_reduce": "every"}, {GATHER: MICRO_BATCHES * (UNITS + LAYERS), SCATTER: MICRO_BATCHES * UNITS}),
+def in_units(units: int) -> list[tuple[int, dict[str, Any], dict[str, int]]]:
+    groups = units + 1  # of weights: each unit, and the embedding with the head
+    both = MICRO_BATCHES * (groups + units)  # forward gathers every group, backward gathers the blocks again
+    return [
+        (2, {}, {GATHER: both, SCATTER: groups}),  # gradients are reduced once
+        (2, {"grad_reduce": "every"}, {GATHER: both, SCATTER: MICRO_BATCHES * groups}),
         # Weights are gathered once for all micro-batches.
-        (2, {"reshard_after_forward": False}, {GATHER: UNITS, SCATTER: UNITS}),
+        (2, {"reshard_after_forward": False}, {GATHER: groups, SCATTER: groups}),
         # Replicas add their shards of gradients once, however often a group reduces.
-        (4, {"dp_replicate": 2}, {GATHER: MICRO_BATCHES * (UNITS + LAYERS), SCATTER: UNITS, REDUCE: UNITS}),
+        (4, {"dp_replicate": 2}, {GATHER: both, SCATTER: groups, REDUCE: groups}),
         (
             4,
             {"dp_replicate": 2, "grad_reduce": "every"},
-            {GATHER: MICRO_BATCHES * (UNITS + LAYERS), SCATTER: MICRO_BATCHES * UNITS, REDUCE: UNITS},
+            {GATHER: both, SCATTER: MICRO_BATCHES * groups, REDUCE: groups},
         ),
+        # Ranks that share no weights add gradients once.
+        (2, {"dp_replicate": 2}, {REDUCE: groups}),
+        (2, {"dp_replicate": 2, "precision": "bf16"}, {REDUCE: groups}),
+    ]
+
+
+@pytest.mark.parametrize(("world", "settings", "expected"), in_units(LAYERS))
+def test_accumulation_says_nothing_twice(world: int, settings: dict[str, Any], expected: dict[str, int]) -> None:
+    run_ranks(check, world, ParallelConfig(**settings), expected, 1)
+
+
+@pytest.mark.parametrize(("world", "settings", "expected"), in_units(2)[::3])
+def test_units_of_several_blocks_are_gathered_and_reduced_together(
+    world: int, settings: dict[str, Any], expected: dict[str, int]
+) -> None:
+    run_ranks(check, world, ParallelConfig(**settings), expected, 2)
+
+
+@pytest.mark.parametrize(
+    ("layers", "parameters", "length"),
+    [(12, 7_079_424, 4), (28, 15_728_640, 2), (32, 202_383_360, 1), (10, 7_079_424, 4), (1, 64, 1), (6, 64, 6)],
+)
+def test_a_unit_is_as_many_blocks_as_are_worth_a_collective(layers: int, parameters: int, length: int) -> None:
+    assert config.unit_blocks(layers, 2 * parameters, "cuda") == length
+    assert config.unit_blocks(layers, 2 * parameters, "cpu") == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranks", "parameters", "device", "sharded"),
+    [
+        ({}, 8, 124e6, "cuda", False),
+        ({}, 8, 8e9, "cuda", True),
+        ({}, 2, 124e6, "cpu", True),
+        ({}, 1, 124e6, "cuda", False),
+        ({}, 1, 8e9, "cuda", True),  # casts block by block
+        ({"reshard_after_forward": False}, 1, 8e9, "cuda", False),
+        ({"reshard_after_forward": False}, 8, 8e9, "cuda", True),
+        ({"dp_replicate": 1}, 8, 124e6, "cuda", True),
+        ({"dp_replicate": 4}, 8, 124e6, "cuda", True),
+        ({"dp_replicate": 8}, 8, 124e6, "cuda", False),
+        ({"dp_replicate": 2}, 2, 124e6, "cpu", False),
+        ({"dp_replicate": 8}, 8, 8e9, "cuda", True),
+        ({"dp_replicate": 8, "reshard_after_forward": False}, 8, 8e9, "cuda", False),
     ],
 )
-def test_accumulation_says_nothing_twice(world: int, settings: dict[str, Any], expected: dict[str, int]) -> None:
-    run_ranks(check, world, ParallelConfig(**settings), expected)
+def test_small_models_are_not_sharded(
+    settings: dict[str, Any], ranks: int, parameters: float, device: str, sharded: bool
+) -> None:
+    parallel = ParallelConfig(**settings)
+    assert parallel.shards(ranks, int(parameters), device, precision="bf16") == sharded
+    shared = sharded and parallel.replicas(ranks, int(parameters), device) < ranks
+    assert parallel.shards(ranks, int(parameters), device, precision="fp32") == shared
 
 
 @pytest.mark.parametrize("ours", [True, False])

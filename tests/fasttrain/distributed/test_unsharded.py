@@ -1,20 +1,24 @@
-"""Low-precision copies of weights on one device: what fully_shard computes, to the bit."""
+"""Whole weights with low-precision copies, on one rank and on several: what fully_shard computes, to the bit."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
+from fasttrain import config
 from fasttrain.config import ModelConfig, ParallelConfig
-from fasttrain.distributed.parallelize import parallelize
+from fasttrain.distributed.parallelize import before_backward, parallelize
 from fasttrain.distributed.runtime import start
 from fasttrain.model import Decoder
 from fasttrain.optim.optimizer import local
+from tests.ranks import run_ranks
 
 SECTION = ModelConfig(layers=2, hidden=16, heads=2, kv_heads=1, head_dim=8, ffn=16)
 PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -34,9 +38,10 @@ def cast(dtype: torch.dtype = torch.bfloat16, recompute: Any = "none") -> Decode
     return model
 
 
-def accumulated(model: Decoder) -> tuple[list[Tensor], list[Tensor]]:
+def accumulated(model: Decoder, batches: Tensor = TOKENS) -> tuple[list[Tensor], list[Tensor]]:
     losses = []
-    for tokens in TOKENS:
+    for number, tokens in enumerate(batches, 1):
+        before_backward(model, ParallelConfig(), last=number == len(batches))
         loss = model(tokens, tokens.roll(1, -1))
         loss.backward()
         losses.append(loss.detach())
@@ -59,6 +64,40 @@ def test_losses_and_summed_gradients_are_those_of_fully_shard(dtype: torch.dtype
     assert len(gradients) == len(list(decoder().parameters()))
     assert all(gradient.dtype == torch.float32 and gradient.any() for gradient in gradients)
     torch.testing.assert_close((losses, gradients), expected, rtol=0, atol=0)
+
+
+def as_block_by_block(precision: Any, recompute: Any, replicas: int, length: int, compiled: bool) -> None:
+    """On a rank: micro-batches of its own, against FSDP block by block, whose sums of two numbers have no order."""
+    gradients = []
+    for groups, blocks in ((1, 1), (replicas, length)):
+        parallel = ParallelConfig(dp_replicate=groups, precision=precision, recompute=recompute)
+        with start(parallel) as runtime, patch.object(config, "unit_blocks", return_value=blocks):
+            with torch.device("meta"):
+                model = Decoder(SECTION, vocab=64, sequence=8)
+            parallelize(model, parallel, runtime, compiled=compiled)
+            model.to_empty(device="cpu")
+            model.init_weights(0)
+            losses, found = accumulated(model, TOKENS[runtime.rank : runtime.rank + 2])
+            whole = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters()]
+            gradients.append((losses, whole))
+            assert all(x.shape == y.shape for x, y in zip(found, whole, strict=True)) == (groups == 2)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("precision", "recompute", "replicas", "length"),
+    [("fp32", "none", 2, 1), ("fp32", "full", 2, 2), ("bf16", "none", 2, 2), ("fp32", "none", 1, 2)],
+)
+def test_units_and_replicas_have_the_gradients_of_sharded_blocks(
+    precision: str, recompute: str, replicas: int, length: int
+) -> None:
+    run_ranks(as_block_by_block, 2, precision, recompute, replicas, length, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_compiled_units_have_the_gradients_of_compiled_blocks(replicas: int) -> None:
+    run_ranks(as_block_by_block, 2, "fp32", "none", replicas, 2, True, seconds=600)
 
 
 def test_the_model_has_its_own_weights_except_between_forward_and_backward() -> None:

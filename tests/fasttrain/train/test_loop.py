@@ -71,6 +71,7 @@ LAYOUTS: dict[str, tuple[int, list[Any]]] = {
         ["--parallel.dp_replicate", 2, "--parallel.grad_reduce", "every", "--batch.micro", 1],
     ),
     "weights kept": (2, ["--parallel.reshard_after_forward", False]),
+    "replicated": (2, ["--parallel.dp_replicate", 2, "--batch.micro", 1]),
 }
 
 
@@ -90,7 +91,7 @@ def test_waiting_for_data_is_measured(tmp_path):
 
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
 def test_ranks_micro_batches_and_sharding_do_not_change_the_curve(tmp_path, optimizer):
-    """FSDP on 2 and 4 ranks, HSDP, and every way to accumulate, against one process with one micro-batch."""
+    """FSDP on 2 and 4 ranks, HSDP, replicas, and every way to accumulate, against one process with one micro-batch."""
     alone = train(tmp_path / "alone", "--optim.kind", optimizer, "--batch.micro", 8)
     for name, (world, options) in LAYOUTS.items():
         metrics = train(tmp_path / name, "--optim.kind", optimizer, *options, world=world)
@@ -116,11 +117,11 @@ def test_fused_ops_and_their_references_give_the_same_curve(tmp_path):
 # Resumed
 
 
-def test_two_ranks_go_on_as_one_and_as_four(tmp_path):
+def test_two_ranks_go_on_as_one_as_four_and_as_replicas(tmp_path):
     whole = train(tmp_path / "whole", "--batch.micro", 1, world=2)
-    for world in (1, 4):
+    for world, replicas in ((1, 1), (4, 1), (2, 2)):
         run = tmp_path / f"on {world}"
-        options = ["--batch.micro", 1, "--resume", f"{tmp_path / 'whole'}@3"]
+        options = ["--batch.micro", 1, "--resume", f"{tmp_path / 'whole'}@3", "--parallel.dp_replicate", replicas]
         metrics = train(run, *options, world=world)
         assert [line["step"] for line in metrics] == [4, 5, 6]
         assert curve(metrics) == pytest.approx(curve(whole)[3:], rel=1e-5)
