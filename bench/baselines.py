@@ -37,7 +37,7 @@ def fasttrain(vocab: int, parallel: ParallelConfig = ParallelConfig()) -> Step: 
     """Our step as the trainer runs it, with an allocator that keeps its memory."""
     keep_freed_memory()
     model = decoder(vocab)
-    alone: Any = SimpleNamespace(world_size=1, dtype=torch.float32)
+    alone: Any = SimpleNamespace(world_size=1, dtype=torch.float32, precision="fp32", device=torch.device("cpu"))
     parallelize(model, parallel, alone, compiled=True)
     optimizer = make_optimizer(model, OPTIM, torch.device("cpu"))
     inputs, targets = batch(vocab)

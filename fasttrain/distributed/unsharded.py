@@ -94,7 +94,7 @@ class UnshardedWeights:
     def _unit_done(self, gradients: _Gradients) -> None:
         among_ranks = self._ranks is not None and self.reduces
         if among_ranks or gradients.are_cast:
-            pieces = gradients.to_pieces()
+            pieces = gradients.to_pieces(last=self.reduces)
             if among_ranks:
                 self._work += [dist.all_reduce(piece, group=self._ranks, async_op=True) for piece in pieces]
         self._pending -= 1
@@ -115,6 +115,7 @@ class _Gradients:
         self._weights, self._copies, self._on_complete = weights, copies, on_complete
         self.are_cast = weights[0] is not copies[0]
         self._missing = len(copies)
+        self._sums: list[Tensor] = []  # of micro-batches so far
         # One allocation for many gradients, but for no more than fit where activations have been.
         self._pieces: list[tuple[int, list[Tensor]]] = []
         for weight in weights:
@@ -131,16 +132,24 @@ class _Gradients:
             self._missing = len(self._copies)
             self._on_complete(self)
 
-    def to_pieces(self) -> list[Tensor]:
-        """Gather the gradients, with those of earlier micro-batches, in float32: each a part of a few flat tensors."""
+    def to_pieces(self, *, last: bool) -> list[Tensor]:
+        """The gradients, with those of earlier micro-batches, in float32: each a part of a few flat tensors."""
         pieces = [weights[0].new_empty(numel) for numel, weights in self._pieces]
         gradients: list[Tensor] = []
         for piece, (_, weights) in zip(pieces, self._pieces, strict=True):
             gradients += torch._C._nn.unflatten_dense_tensors(piece, weights)
         torch._foreach_copy_(gradients, [copy.grad for copy in self._copies if copy.grad is not None])
-        if self.are_cast and self._weights[0].grad is not None:
-            torch._foreach_add_(gradients, [weight.grad for weight in self._weights if weight.grad is not None])
-        for weight, copy, gradient in zip(self._weights, self._copies, gradients, strict=True):
+        for copy in self._copies:
             copy.grad = None
-            weight.grad = gradient
-        return pieces
+        if self._weights[0].grad is None:
+            self._sums = pieces
+            for weight, gradient in zip(self._weights, gradients, strict=True):
+                weight.grad = gradient
+        elif self._sums:
+            torch._foreach_add_(self._sums, pieces)
+        else:  # a loop that names no last micro-batch
+            torch._foreach_add_([weight.grad for weight in self._weights if weight.grad is not None], gradients)
+        sums = self._sums
+        if last:  # the gradients alone hold the memory from now on
+            self._sums = []
+        return sums

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from bench.nullgpu.__main__ import ROOT
 from fasttrain.checkpoint.committed import list_checkpoints
+from fasttrain.cli.parse import load
 from fasttrain.metrics.jsonl import read_metrics
+from fasttrain.recipes import RECIPES
+from fasttrain.tools.plan.speed import traffic, work_of
+from tests.nullgpu.conftest import SECONDS
 
 STEPS = 8
 SMALL = f"""--model.layers 2 --model.hidden 64 --model.heads 2 --model.kv-heads 2 --model.head-dim 32 --model.ffn 128
@@ -39,14 +47,26 @@ COMPILED = {
     "compiled, cuda graph": "--parallel.cuda-graph True",
     "compiled, muon, fp16": "--optim.kind muon --parallel.precision fp16",
 }
+SHARDED = "--parallel.dp-replicate 1"
 SEVERAL = {
     "two ranks": "",
-    "two ranks, every reduction": "--parallel.grad-reduce every",
-    "two ranks, weights held": "--parallel.reshard-after-forward False --parallel.recompute selective",
-    "two ranks, muon": "--optim.kind muon",
+    "two ranks, fp16, muon": "--parallel.precision fp16 --optim.kind muon",
+    "two ranks, fp32, full recompute": "--parallel.precision fp32 --parallel.recompute full --model.dropout 0.1",
+    "two sharded ranks": SHARDED,
+    "two sharded ranks, every reduction": f"{SHARDED} --parallel.grad-reduce every",
+    "two sharded ranks, weights held": f"{SHARDED} --parallel.reshard-after-forward no --parallel.recompute selective",
+    "two sharded ranks, muon": f"{SHARDED} --optim.kind muon",
 }
 REPLICATED = {"two ranks, replicated": "--parallel.dp-replicate 2"}  # a process of its own: torch splits its group
-SEVERAL_COMPILED = {"two ranks, compiled": ""}
+SEVERAL_COMPILED = {"two ranks, compiled": "", "two sharded ranks, compiled": SHARDED}
+# Several units of two blocks: 17M parameters each
+COLLECTIVES = {
+    "replicated": "",
+    "replicated, fp32": "--parallel.precision fp32",
+    "sharded": SHARDED,
+    "sharded, every reduction": f"{SHARDED} --parallel.grad-reduce every",
+    "sharded, weights held": f"{SHARDED} --parallel.reshard-after-forward False",
+}
 
 
 def command(out: Path, data: Path, options: str, *, compiled: bool = False) -> list[str]:
@@ -123,3 +143,23 @@ def test_a_run_resumes_on_another_number_of_ranks(run, data, tmp_path):
     assert "step 4: resumes" in second.text
     assert "step 8: resumes" in third.text
     assert [line["step"] for line in read_metrics(out)] == list(range(1, 13))
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_are_those_of_the_closed_form(data, tmp_path, name):
+    """Their number and bytes, of the plan. Whole gradients are added up in more pieces, of at most 2**24 elements."""
+    model = "--model.layers 5 --model.hidden 1024 --model.ffn 4096 --model.heads 8 --model.kv-heads 8"
+    options = f"{model} --model.head-dim 128 --model.vocab 512 --validation.every 0 --checkpoint.every 0"
+    given = command(tmp_path / "run", data, f"{options} {COLLECTIVES[name]}")
+    run = [sys.executable, "-m", "bench.nullgpu", "--ranks", "2", "--json", str(tmp_path / "counts.json"), "-m"]
+    done = subprocess.run([*run, "fasttrain", *given], capture_output=True, text=True, cwd=ROOT, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads((tmp_path / "counts.json").read_text())["counts"][-2]  # the last one validates and saves
+    expected = traffic(work_of(load(given[1:], RECIPES), vocab=512, dp_size=2))
+    for kind in ("all_gather", "reduce_scatter"):
+        assert (counts.get(f"nccl:{kind}", 0), counts.get(f"nccl bytes:{kind}", 0)) == expected.get(kind, (0, 0)), kind
+    small = counts["nccl bytes:all_reduce"] - expected.get("all_reduce", (0, 0))[1]
+    assert 0 < small < 200  # losses, tokens and norms
+    if "all_reduce" in expected:
+        units, size = expected["all_reduce"]
+        assert units <= counts["nccl:all_reduce"] - 2 <= units + size / 2**24

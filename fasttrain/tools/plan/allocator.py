@@ -15,6 +15,7 @@ WORKSPACE = 32 * MIB  # of cuBLAS, for each thread: torch's default from Hopper 
 SMS = 132  # of an H100: a norm's backward has a row of partial sums for each
 MICRO_BATCHES, STEPS = 2, 4  # that are played: later ones repeat
 MARGIN, SMALL = 0.01, 16 * MIB  # for what is not played: norms' gradients, scalars, samples
+PIECE = 2**24  # elements of float32 gradients that are one tensor: fasttrain.distributed.unsharded
 _GATHER, _REDUCE = 1, 2  # FSDP's streams
 
 _ATTEND, _FEED = "+qkv =cublas +q +k +o +lse", "+out +n1 +r1 +gu +act"
@@ -104,7 +105,10 @@ class _Steps:
         H, K, F, head, drawn = M * s.H, M * s.K, M * s.F, s.vocab * s.C, 4 * 128 * s.F
         block = {"w_qkv": s.C * (s.H + 2 * s.K), "w_out": s.C * s.H, "w_gate_up": 2 * s.C * s.F, "w_down": s.C * s.F}
         root = {"w_table": head} | ({} if s.model.tied_head else {"w_head": head})
-        self.units, self.norms = [root, *[block] * s.L], [s.C, *[2 * s.C + D // 2] * s.L]
+        blocks = [range(l + 1, min(l + s.length, s.L) + 1) for l in range(0, s.L, s.length)]
+        self.units = [root, *({f"{name} {l}": block[name] for l in unit for name in block} for unit in blocks)]
+        self.norms = [s.C, *(len(unit) * (2 * s.C + D // 2) for unit in blocks)]
+        self.first, self.last = ({unit[end]: n for n, unit in enumerate(blocks, 1)} for end in (0, -1))
         self.sizes = {
             **dict.fromkeys(("x", "r", "n1", "r1", "n2", "r2", "out", "down", "d", "d_r", "d_r2", "d_n1", "e"), C),
             **dict.fromkeys(("q", "o", "d_o", "d_q", "d_q2"), H), **dict.fromkeys(("k", "d_k", "d_v", "d_k2"), K),
@@ -118,9 +122,9 @@ class _Steps:
             "stats": s.stats.tokens * (-(-s.vocab // 16) * 16) * 4,
             "norms": 4 * sum(map(len, self.units)) * -(-head // (s.S * 65536)),
         }  # fmt: skip
-        self.fsdp, self.adds, self.once = s.sharded and not s.cast, False, s.parallel.reshard_after_forward
+        self.adds, self.once = False, s.parallel.reshard_after_forward
         self.grads, self.gathered, self.stateless = dict[int, list[int]](), set[int](), True
-        for number in range(s.L + 1):
+        for number in range(len(self.units)):
             self._all(number, 4 / s.S)
         self._play(_START)
 
@@ -132,7 +136,7 @@ class _Steps:
             self._micro_batch(last=number == last - 1)
         self._play("*norms")
         if self.stateless:
-            for number in range(s.L + 1):
+            for number in range(len(self.units)):
                 self._all(number, 4 / s.S, copies=1 if s.muon and number else 2)
         self.at.free(*[self.at.new(s.update / 4) for _ in range(4 * s.muon)])  # a batch, and what it becomes
         self.stateless = False
@@ -144,12 +148,12 @@ class _Steps:
         self._gather(0)
         self._play("+r +x")
         for l in range(1, self.s.L + 1):
-            self._gather(l)
+            self._gather(self.first.get(l))
             self._play(f"{_FORWARD['full']} -x -r")
             self._move("n2", "x")
             self._move("r2", "r")
             if self.once:
-                self._release(l)
+                self._release(self.last.get(l))
         self._play("-r +stats -stats -x -gather")
         self._release(0)
 
@@ -161,7 +165,7 @@ class _Steps:
                 now[name] = at.new(sizes[name])
             elif token[0] == "*":
                 at.free(at.new(sizes[name]))
-            elif (token[0] == "-" or (token[0] == "!" and self.adds and not self.s.sharded)) and name in now:
+            elif (token[0] == "-" or (token[0] == "!" and self.adds and not self.s.moves)) and name in now:
                 at.free(now.pop(name))
 
     def _hold(self, name: str, size: float, stream: int = 0) -> None:
@@ -183,32 +187,34 @@ class _Steps:
         s, rows = self.s, self.s.parallel.recompute
         if s.cast and "copies" not in self.now:
             self.now["copies"] = 0
-            for number in range(s.L + 1):
+            for number in range(len(self.units)):
                 self._all(number, s.a)
         self._play("+batch")
         self._gather(0)
         self._play("+r +x")
         for l in range(1, s.L + 1):
-            self._gather(l)
+            self._gather(self.first.get(l))
             self._play(_FORWARD[rows])
             names = (*_SAVED, "r2" if rows == "none" else "r")
             self.saved.append({name: self.now.pop(name) for name in names if name in self.now})
             self._move("n2", "x")
             self._move("r" if rows == "none" else "r2", "embedded" if rows == "none" else "r")
             if self.once:
-                self._release(l)
+                self._release(self.last.get(l))
         wide = "w_head" if s.one_chunk or s.a == 4 else "wide"
         self._play(f"{'' if rows == 'none' else '-r'} +d_wide +{wide} +logits -logits -x -gather")
         self._play(f"+d {'+w_head' if wide == 'wide' else ''} -d_wide -wide" if s.a < 4 else "")
         self._move("d_wide", "d")
         for l in range(s.L, 0, -1):
             if self.once:
-                self._gather(l, backward=True)
+                self._gather(self.last.get(l), backward=True)
             self.now |= self.saved.pop()
             self._play(f"{_AGAIN[rows]} {_BACKWARD} {'' if s.model.qk_norm else '-qkv'} {_TO_QKV}")
+            for name in ("w_qkv", "w_out", "w_gate_up", "w_down"):
+                self._move(name, f"{name} {l}")
             if last or self.once:
-                self._release(l)
-            self._gradients(l, last)
+                self._release(self.first.get(l))
+            self._gradients(self.first.get(l), last)
         self._play(f"+e *sums -d_r -d -embedded -r +w_table *segments -e {'-w_table' if s.model.tied_head else ''}")
         if s.model.tied_head:
             self._move("w_head", "w_table")
@@ -217,11 +223,12 @@ class _Steps:
         self._gradients(0, last)
         self._drop("reduced", "batch")
 
-    def _gather(self, number: int, *, backward: bool = False) -> None:
+    def _gather(self, number: int | None, *, backward: bool = False) -> None:
         """A unit's low-precision weights; between ranks through a buffer, in backward one that was filled before."""
-        s, unit = self.s, self.units[number]
-        if not self.fsdp or number in self.gathered:
+        s = self.s
+        if number is None or not s.gathers or number in self.gathered:
             return
+        unit = self.units[number]
         self.gathered.add(number)
         size = s.a * (sum(unit.values()) + self.norms[number])
         if s.S > 1 and not (backward and "gather" in self.now):
@@ -242,19 +249,31 @@ class _Steps:
         self._hold("gather", size, _GATHER)
         self._drop("shard")
 
-    def _release(self, number: int) -> None:
-        self.gathered.discard(number)
-        self._drop(*(f"{number} {name}" for name in self.units[number]))
+    def _release(self, number: int | None) -> None:
+        if number is not None:
+            self.gathered.discard(number)
+            self._drop(*(f"{number} {name}" for name in self.units[number]))
 
-    def _gradients(self, number: int, last: bool) -> None:
+    def _gradients(self, number: int | None, last: bool) -> None:
         """A unit's are complete: kept, added to earlier ones, or reduced."""
+        if number is None:
+            return
         s, unit, every = self.s, self.units[number], self.s.parallel.grad_reduce == "every"
+        if s.one_graph:
+            if number:
+                return
+            unit = {name: size for each in self.units for name, size in each.items()}
         held = self.grads.setdefault(number, [])
-        if not s.sharded:
+        if not s.moves:
             held += [] if self.adds else [self.now.pop(name) for name in unit]
             self._drop(*unit)
-        elif not self.fsdp:
-            new = [self.at.new(4 * size) for size in unit.values()]
+        elif not s.gathers:
+            new, piece = list[int](), 0.0
+            for size in [*unit.values(), 2.0 * PIECE]:  # the last one ends a piece
+                if piece and piece + size > PIECE:
+                    new.append(self.at.new(4 * piece))
+                    piece = 0
+                piece += size
             self._drop(*unit)
             if self.adds:
                 self.at.free(*reversed(new))

@@ -102,7 +102,7 @@ def _measured(settings: config.Config, vocab: int, dtype: torch.dtype, compiled:
 
 def _decoder(settings: config.Config, layers: int, vocab: int, dtype: torch.dtype) -> Decoder:
     decoder = Decoder(replace(settings.model, layers=layers), vocab=vocab, sequence=settings.data.sequence).to(dtype)
-    alone: Any = SimpleNamespace(world_size=1, dtype=torch.float32, device=torch.device("cpu"))
+    alone: Any = SimpleNamespace(world_size=1, dtype=torch.float32, precision="fp32", device=torch.device("cpu"))
     parallelize(decoder, settings.parallel, alone, compiled=False)
     with torch.no_grad():
         for parameter in decoder.parameters():  # as small as a model's: large logits make slow denormal gradients

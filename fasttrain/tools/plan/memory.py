@@ -145,13 +145,16 @@ class _StepMemory:
         self.lse = 4 * model.heads * (2 if self.a == 4 and device == "cpu" else 1)  # bytes of a token
         self.act = self.F if device == "cpu" else 0  # swiglu's output, where it is kept; and beside its gradients:
         self.intermediate = self.F if device != "cpu" else 0 if compiled else 3 * self.F  # of the CPU implementation
-        # fasttrain.distributed.parallelize leaves a single fp32 rank alone: nothing is gathered or cast. In another
-        # precision it may hold copies of all weights, always, and cast gradients in place of reducing them.
-        self.sharded = dp_size > 1 or precision != "fp32"
-        self.S = max(dp_size // parallel.dp_replicate, 1)
+        # As fasttrain.distributed.parallelize has it: FSDP's shards of units, or whole weights, with copies in another
+        # precision. Only gradients of a single fp32 rank are where they are used as soon as they are there.
         counts = num_parameters(model, vocab)
         self.P, self.P_block, self.P_root = counts.total, counts.blocks // model.layers, counts.total - counts.blocks
-        self.cast = self.sharded and not parallel.shards(dp_size, counts.total, device, precision=precision)
+        self.gathers = parallel.shards(dp_size, counts.total, device, precision=precision)
+        self.S = max(dp_size // parallel.replicas(dp_size, counts.total, device), 1) if self.gathers else 1
+        self.cast = not self.gathers and precision != "fp32"
+        self.one_graph = self.cast and dp_size == 1 and parallel.compile != "off"
+        self.moves = dp_size > 1 or precision != "fp32"
+        self.length = config.unit_blocks(self.L, self.a * self.P_block, device) if self.moves else 1
         self.head = self.a * vocab * model.hidden  # the gradient of the head, there from the backward of the loss on
         self.states = optimizer_bytes(model, vocab, settings.optim.kind)
         matrix = 2 * self.C * self.F  # the largest, and how many of them a batch has
@@ -164,7 +167,8 @@ class _StepMemory:
         self.one_chunk = self.chunk.dweight_dtype == "bfloat16"
         self.table = 4 * model.head_dim * settings.data.sequence  # cosines and sines
         # FSDP: the root's weights, a block's, and all those that are not given back after their forward
-        self.root, self.block = (self.a * size if self.sharded else 0.0 for size in (self.P_root, self.P_block))
+        low = self.a * (self.gathers or self.cast)
+        self.root, self.block = low * self.P_root, low * self.P_block
         self.kept = 0.0 if parallel.reshard_after_forward and not self.cast else self.block * self.L
         # Gradients of earlier micro-batches: whole in fp32, or their shards where every micro-batch reduces
         several = batch.sequences // (batch.micro * dp_size) > 1
@@ -195,20 +199,20 @@ class _StepMemory:
                 f"forward of block {l + 1}",
                 activations=below + l * self.block_saved + at_work,
                 gradients=self.accumulated,
-                fsdp=copies or self.root + (self.kept * (l + 1) / L if self.kept else min(2, L - l) * self.block),
+                fsdp=copies or self.root + (self.kept * (l + 1) / L if self.kept else self._gathered(l, 2)),
             )
         saved, gradients = below + L * self.block_saved, self.accumulated
         loss, fsdp = self._loss_forward(), self.root + self.kept
         yield self._at("loss", activations=saved + stream, loss=loss, gradients=gradients, fsdp=fsdp)
-        loss, fsdp = self._loss_backward(), self.root + (self.kept or self.block)
+        loss, fsdp = self._loss_backward(), self.root + (self.kept or self._gathered(L - 1, 1))
         yield self._at("backward of the loss", activations=saved, loss=loss, gradients=gradients, fsdp=fsdp)
-        if self.sharded and self.model.tied_head:
+        if self.moves and self.model.tied_head:
             below += stream  # the gradient of the last norm stays until that of the embedding is there
         for l in reversed(range(L)):
             yield self._at(f"backward of block {l + 1}", **self._backward(l, below + l * self.block_saved))
         # A tied embedding has its gradient of the look-up beside that of the head, until they are added: FSDP does so
-        gradients = self._reduced(L) + (1 if self.sharded and self.model.tied_head else 2) * self.head
-        if self.sharded:
+        gradients = self._reduced(L) + (1 if self.moves and self.model.tied_head else 2) * self.head
+        if self.moves:
             gradients += 4 * self.P_root / self.S
             fsdp = copies or 4 * self.P_root + self.root
             yield self._at("reduction of the root", activations=stream, gradients=gradients, fsdp=fsdp)
@@ -218,12 +222,13 @@ class _StepMemory:
 
     def _backward(self, l: int, saved: float) -> dict[str, float]:
         """The parts of a block's backward where it holds most."""
-        a, P_block, done = self.a, self.P_block, self.L - 1 - l
-        gradients = self._reduced(done) + self.head
-        next_block = 0.0 if self.kept else self.block * (l > 0)
-        reduces = self.sharded and not self.cast
-        waiting = 4 * P_block if reduces and done else 0.0  # the fp32 gradients of the block before
-        fsdp = self.root + (self.kept or self.block) + next_block + waiting
+        a, P_block, begin = self.a, self.P_block, l - l % self.length
+        done = max(self.L - begin - self.length, 0)  # of the units above
+        here = self.L - done - l  # of its own unit, with this one
+        gradients = self._reduced(done) + a * (here - 1) * P_block + self.head
+        next_unit = self._gathered(begin - 1, 1) if begin and not self.kept else 0.0
+        waiting = 4 * self.length * P_block if self.gathers and done else 0.0  # the fp32 gradients of the unit before
+        fsdp = self.root + (self.kept or self._gathered(l, 1)) + next_unit + waiting
         inputs = 4 if self.parallel.recompute == "none" else 5  # recomputed: the residual stream that came in
         elements = inputs * self.C + 3 * (self.H + self.K) + 5 * self.F + self.intermediate
         at_swiglu = saved + self.M * (a * elements + self.lse + 4)
@@ -232,11 +237,16 @@ class _StepMemory:
             dict(activations=at_swiglu, gradients=gradients + a * self.C * bool(self.act) * self.F, fsdp=fsdp),
             dict(activations=at_end, gradients=gradients + a * P_block, fsdp=fsdp),
         ]
-        if self.sharded:  # its gradients are reduced
-            activations, shard = saved + 2 * self.M * a * self.C, 4 * P_block / self.S
-            fsdp = self.root + self.kept + next_block + 4 * P_block * reduces
+        if self.moves and l == begin:  # its unit's gradients are reduced, or become float32
+            activations, shard = saved + 2 * self.M * a * self.C, 4 * here * P_block / self.S
+            fsdp = self.root + self.kept + next_unit + 4 * here * P_block * self.gathers
             found.append(dict(activations=activations, gradients=gradients + a * P_block + shard, fsdp=fsdp))
         return max(found, key=lambda parts: sum(parts.values()))
+
+    def _gathered(self, l: int, units: int) -> float:
+        """Bytes of so many units, from that of block l on."""
+        begin = l - l % self.length
+        return self.block * (min(begin + units * self.length, self.L) - begin)
 
     def _at(self, name: str, **parts: float) -> Moment:
         always = {"parameters": 4 * self.P / self.S, "optimizer": self.states / self.S, "activations": self.table}

@@ -70,6 +70,8 @@ class Work:
     recomputed: float = 0.0  # share of a block's matmuls that backward computes again; 1: attention too
     recomputed_streaming: float = 0.0  # the same of its elementwise work
     gathers: int = 2  # of the weights, in each micro-batch; 0: they are not sharded
+    casts: bool = False  # whole weights to copies, and gradients back
+    unit: int = 1  # blocks that are gathered and reduced together
     reduces_every: bool = False
     reduced: int = 4  # bytes of an element of the gradients that are reduced
     linear_loss: bool = True
@@ -142,8 +144,9 @@ class SpeedEstimate:
 def work_of(settings: config.Config, *, vocab: int, dp_size: int) -> Work:
     """The work of a run with these settings."""
     parallel, batch, recompute = settings.parallel, settings.batch, settings.parallel.recompute
-    precision = precision_of(parallel)
-    sharded = dp_size > 1 or precision != "fp32"
+    precision, counts = precision_of(parallel), num_parameters(settings.model, vocab)
+    sharded = parallel.shards(dp_size, counts.total, "cuda", precision=precision)
+    block = counts.blocks // settings.model.layers * ITEMSIZE[precision]
     return Work(
         model=settings.model,
         vocab=vocab,
@@ -151,12 +154,14 @@ def work_of(settings: config.Config, *, vocab: int, dp_size: int) -> Work:
         micro=batch.micro,
         micro_batches=max(batch.sequences // (batch.micro * dp_size), 1),
         dp_size=dp_size,
-        dp_replicate=parallel.dp_replicate,
+        dp_replicate=parallel.replicas(dp_size, counts.total, "cuda"),
         precision=precision,
         compiled=parallel.compile != "off",
         recomputed=float(recompute == "full"),
         recomputed_streaming=float(recompute != "none"),
         gathers=(2 if parallel.reshard_after_forward else 1) if sharded else 0,
+        casts=not sharded and precision != "fp32",
+        unit=config.unit_blocks(settings.model.layers, block, "cuda"),
         reduces_every=parallel.grad_reduce == "every",
         optimizer=settings.optim.kind,
         host=host_seconds(settings, dp_size=dp_size),
@@ -239,7 +244,7 @@ def _streaming(work: Work, gpu: Gpu, given: Calibration) -> float:
     block = (forward * (1 + work.recomputed_streaming) + backward) * (1 if work.fused else given.unfused)
     total = m.layers * M * a * block + _loss_bytes(work)
     # The shard is cast, gathered weights are copied to their places, gradients to the buffer that is reduced
-    if work.gathers:
+    if work.gathers or work.casts:
         P = num_parameters(m, work.vocab).total
         total += work.gathers * 2 * a * P + 6 * P / work.shards + (a + 4) * P
     return total / (gpu.bandwidth * given.bandwidth)
@@ -262,19 +267,36 @@ def _optimizer(work: Work, gpu: Gpu, given: Calibration) -> float:
     return seconds + flops / (gpu.half * given.matmuls * 0.6)
 
 
+def traffic(work: Work) -> dict[str, tuple[int, float]]:
+    """A rank's collectives of a step, and the bytes that they gather, or add up: the whole of a group's."""
+    counts, groups = num_parameters(work.model, work.vocab), -(-work.model.layers // work.unit) + 1
+    size = work.reduced * counts.total
+    if not work.gathers:
+        return {"all_reduce": (groups, size)} if work.dp_size > 1 else {}
+    root, low = counts.total - counts.blocks, ITEMSIZE[work.precision]
+    rounds = work.micro_batches if work.gathers == 2 else 1
+    reductions = work.micro_batches if work.reduces_every else 1
+    found = {
+        "all_gather": (
+            rounds * (work.gathers * (groups - 1) + 1),
+            rounds * (work.gathers * counts.blocks + root) * low,
+        ),
+        "reduce_scatter": (reductions * groups, reductions * size),
+    }
+    return found | ({"all_reduce": (groups, size / work.shards)} if work.dp_replicate > 1 else {})
+
+
 def collectives(work: Work, hardware: Hardware) -> dict[str, float]:
     """Seconds of a step's collectives, if nothing hid them: gathers, reductions, all-reduce among dp_replicate."""
-    counts, units = num_parameters(work.model, work.vocab), work.model.layers + 1
-    size = work.reduced * counts.total
-    if work.dp_size == 1 or not work.gathers:
-        return {"gather": 0.0, "reduce": 0.0, "dp_replicate": 2 * _ring(work.dp_size, size, hardware)}
-    reductions = work.micro_batches if work.reduces_every else 1
-    rounds = work.micro_batches if work.gathers == 2 else 1
-    gathered = rounds * (work.gathers * counts.blocks + counts.total - counts.blocks) * ITEMSIZE[work.precision]
+    found, none = traffic(work), (0, 0.0)
+    gathers, gathered = found.get("all_gather", none)
+    reductions, reduced = found.get("reduce_scatter", none)
+    _, added = found.get("all_reduce", none)
+    ring = 2 * _ring(work.dp_size, added, hardware)
     return {
-        "gather": _ring(work.shards, gathered, hardware, rounds=rounds * work.gathers * units),
-        "reduce": _ring(work.shards, reductions * size, hardware, rounds=reductions * units),
-        "dp_replicate": _between_replicas(work, size, hardware),
+        "gather": _ring(work.shards, gathered, hardware, rounds=gathers),
+        "reduce": _ring(work.shards, reduced, hardware, rounds=reductions),
+        "dp_replicate": _between_replicas(work, added, hardware) if work.gathers else ring,
     }
 
 
@@ -286,13 +308,13 @@ def _ring(ranks: int, size: float, hardware: Hardware, *, rounds: int = 1) -> fl
     return max(inside, between) + rounds * (_HOP * (ranks - 1) + _NODE_HOP * (nodes - 1))
 
 
-def _between_replicas(work: Work, size: float, hardware: Hardware) -> float:
+def _between_replicas(work: Work, shard: float, hardware: Hardware) -> float:
     """The all-reduce of each rank's shard with the same shard elsewhere: all ranks of a node share its network."""
     R, S = work.dp_replicate, work.shards
-    volume = 2 * (R - 1) / R * size / S
+    volume = 2 * (R - 1) / R * shard
     if work.dp_size <= hardware.node:
         return volume / (_LINK * hardware.gpu.link)
     if hardware.node <= S:
         return volume * hardware.node / (_NETWORK * hardware.network)
     # Several dp_replicate in a node are summed there first
-    return volume / (_LINK * hardware.gpu.link) + 2 * size / (_NETWORK * hardware.network)
+    return volume / (_LINK * hardware.gpu.link) + 2 * S * shard / (_NETWORK * hardware.network)

@@ -24,8 +24,14 @@ def config(*, micro=2, sequence=512, accumulation=1, tied=False, qk_norm=True, *
         data=DataConfig(sequence=sequence),
         batch=BatchConfig(steps=10, sequences=micro * WORLD * accumulation, micro=micro),
         optim=OptimConfig(warmup=2),
-        parallel=ParallelConfig(**parallel),
+        parallel=ParallelConfig(**dict(dp_replicate=1) | parallel),
     )
+
+
+@pytest.fixture
+def single(monkeypatch):
+    """Units of one block: torch's tracker knows no others. Those of several are measured (test_reserved.py)."""
+    monkeypatch.setattr("fasttrain.config.unit_blocks", lambda *_: 1)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -41,7 +47,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_closed_form_is_what_torch_counts(name):
+def test_the_closed_form_is_what_torch_counts(name, single):
     """FSDPMemTracker on a fake group of 8 ranks, bf16; to 0.2%, the chunk of logits aside, which it does not see."""
     settings = config(**SETTINGS[name])
     predicted = memory(settings, vocab=VOCAB, dp_size=WORLD, process=0)
@@ -54,7 +60,7 @@ def test_the_closed_form_is_what_torch_counts(name):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_the_closed_form_in_other_precisions(precision):
+def test_the_closed_form_in_other_precisions(precision, single):
     predicted = memory(config(precision=precision), vocab=VOCAB, dp_size=WORLD, process=0)
     seen = max(m.total for m in predicted.moments if m.name != "loss")
     tracked = tracked_peak(config(), vocab=VOCAB, world=WORLD, precision=precision)["Total"]
@@ -79,7 +85,7 @@ def test_every_part_is_named_and_the_peak_has_a_moment():
     assert found.bytes == max(moment.total for moment in found.moments)
 
 
-def test_what_saves_memory_saves_memory():
+def test_what_saves_memory_saves_memory(single):
     def peak(**settings):
         loss = settings.pop("loss", "linear")
         return memory(config(micro=8, **settings), vocab=VOCAB, dp_size=WORLD, loss=loss).least

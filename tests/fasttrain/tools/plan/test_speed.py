@@ -47,7 +47,7 @@ def test_volumes_of_communication_are_those_of_theory():
     found = collectives(work_of(settings, vocab=32_000, dp_size=128), fast)
     network = 0.85 * A100.network
     hops = 1.5e-6 * 127 + 8e-6 * 15
-    assert (found["gather"] - 2 * 33 * hops) * network == pytest.approx(15 / 16 * 2 * (2 * counts.blocks + root))
+    assert (found["gather"] - (2 * 32 + 1) * hops) * network == pytest.approx(15 / 16 * 2 * (2 * counts.blocks + root))
     assert (found["reduce"] - 33 * hops) * network == pytest.approx(15 / 16 * 4 * counts.total)
     hybrid = collectives(work_of(LLAMA, vocab=32_000, dp_size=128), fast)
     assert hybrid["dp_replicate"] * network == pytest.approx(8 * 2 * 15 / 16 * 4 * counts.total / 8)

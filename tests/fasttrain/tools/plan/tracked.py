@@ -8,6 +8,7 @@ and the scores of a block of queries are not counted.
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from fasttrain import config
 from fasttrain.distributed.parallelize import before_backward, parallelize
 from fasttrain.distributed.runtime import DTYPES
-from fasttrain.model import Decoder
+from fasttrain.model import Decoder, run_blocks
 from fasttrain.optim.optimizer import clip, make_optimizer
 from fasttrain_kernels._registration import kernels_on_cpu
 from fasttrain_kernels.ops.linear_cross_entropy import op as linear_cross_entropy
@@ -34,9 +35,22 @@ def tracked_peak(settings: config.Config, *, vocab: int, world: int, precision: 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
     try:
         mesh = _mesh(settings.parallel, world)
-        with FakeTensorMode(), kernels_on_cpu(), patch.object(linear_cross_entropy, "_finished", _finished):
+        with (
+            FakeTensorMode(),
+            kernels_on_cpu(),
+            patch.object(linear_cross_entropy, "_finished", _finished),
+        ):
             return _tracked(
-                settings, vocab, SimpleNamespace(world_size=world, dp_size=world, dtype=DTYPES[precision], mesh=mesh)
+                settings,
+                vocab,
+                SimpleNamespace(
+                    world_size=world,
+                    dp_size=world,
+                    dtype=DTYPES[precision],
+                    precision=precision,
+                    mesh=mesh,
+                    device=torch.device("cpu"),
+                ),
             )
     finally:
         dist.destroy_process_group()
@@ -57,6 +71,7 @@ def _tracked(settings: config.Config, vocab: int, runtime: Any) -> dict[str, int
     with torch.device("meta"):
         model = Decoder(settings.model, vocab=vocab, sequence=settings.data.sequence)
     parallelize(model, parallel, runtime, compiled=False)
+    model.units = [(len(model.blocks), partial(run_blocks, model.blocks))]  # the tracker knows FSDP by a module's hooks
     model.to_empty(device="cpu")
     optimizer = make_optimizer(model, settings.optim, torch.device("cpu"))
     tokens, targets = (torch.zeros(batch.micro, settings.data.sequence, dtype=torch.int64) for _ in range(2))
