@@ -195,8 +195,9 @@ def _about_sharding(plan: Plan) -> str:
     if (best := next((row for row in found if row[3].fits), None)) is None:
         return ""
     rate, dp_replicate, reshard, _ = best
-    groups = f"HSDP, {dp_replicate} groups of {hardware.gpus // dp_replicate} GPUs (parallel.dp_replicate)"
-    kind = "FSDP over all GPUs" if dp_replicate == 1 else groups
+    share = hardware.gpus // dp_replicate
+    groups = f"HSDP, {dp_replicate} groups of {share} GPUs" if share > 1 else "all weights on each GPU"
+    kind = "FSDP over all GPUs" if dp_replicate == 1 else f"{groups} (parallel.dp_replicate {dp_replicate})"
     held = "" if reshard else ", weights held through a step (parallel.reshard_after_forward False)"
     moving = sum(collectives(work_of(settings, vocab=vocab, dp_size=hardware.gpus), hardware).values())
     share = plan.speed.parts["exposed"] / plan.speed.seconds
@@ -252,9 +253,9 @@ def _resized(hardware: Hardware, gpus: int) -> Hardware:
 
 
 def _replica_counts(hardware: Hardware) -> list[int]:
-    """1 is FSDP; a group within a node, or of a few nodes, is HSDP."""
+    """1 is FSDP; a group within a node, or of a few nodes, is HSDP; groups of one GPU share nothing."""
     groups = {hardware.node * n for n in (1, 2, 4) if hardware.node * n <= hardware.gpus}
-    return sorted({1, *(hardware.gpus // group for group in groups if hardware.gpus % group == 0)})
+    return sorted({1, hardware.gpus, *(hardware.gpus // group for group in groups if hardware.gpus % group == 0)})
 
 
 def _scaled(model: config.ModelConfig, hidden: int) -> config.ModelConfig:

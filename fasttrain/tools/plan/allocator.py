@@ -6,16 +6,21 @@ torch.cuda.memory._record_memory_history shows of a run on the null GPU: +x come
 once and stays, !x is added to the gradients of earlier micro-batches. w_x is the gradient of a weight, d_x of the rest.
 """
 
+import itertools
 from bisect import bisect_left, insort
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
+
+from fasttrain.optimizers import BATCH
 
 MIB = 2**20
 WORKSPACE = 32 * MIB  # of cuBLAS, for each thread: torch's default from Hopper on (8 MiB before)
 SMS = 132  # of an H100: a norm's backward has a row of partial sums for each
-MICRO_BATCHES, STEPS = 2, 4  # that are played: later ones repeat
+MICRO_BATCHES, STEPS = 3, 4  # that are played: later ones repeat
 MARGIN, SMALL = 0.01, 16 * MIB  # for what is not played: norms' gradients, scalars, samples
+ITERATIONS = 5  # of Muon
 PIECE = 2**24  # elements of float32 gradients that are one tensor: fasttrain.distributed.unsharded
+ORDER = 0.025  # for the order in which a graph of some blocks, on several ranks, makes and frees what it works on
 _GATHER, _REDUCE = 1, 2  # FSDP's streams
 
 _ATTEND, _FEED = "+qkv =cublas +q +k +o +lse", "+out +n1 +r1 +gu +act"
@@ -31,7 +36,7 @@ _AGAIN = {
 }
 _SAVED = ("x", "qkv", "q", "k", "o", "lse", "out", "n1", "r1", "gu", "down")
 _BACKWARD = (
-    "+d_r2 *sums -d_r -d -r2 =cublas_backward +d_act +act +d_gu -d_act +w_down -act -gu !w_down +w_gate_up +d_n1 "
+    "+d_r2 *sums -d_r -d -r2 +d_act =cublas_backward +act +d_gu -d_act +w_down -act -gu !w_down +w_gate_up +d_n1 "
     "!w_gate_up -d_gu -n1 +d_r *sums -d_r2 -d_n1 -r1 +w_out +d_o !w_out +d_q +d_k +d_v *lse -d_o -q -k -o -lse"
 )
 _TO_QKV = "+d_q2 +d_k2 -d_k -d_q -qkv +d_qkv -d_q2 -d_k2 -d_v +w_qkv +d !w_qkv -d_qkv -r -x"
@@ -93,7 +98,8 @@ def reserved(step: Any) -> int:
             before = run.at.reserved
             run.step()
     run.validate()
-    return int((1 + MARGIN) * run.at.reserved) + SMALL
+    margin = MARGIN + ORDER * (step.parallel.compile != "off" and not step.one_graph)
+    return int((1 + margin) * run.at.reserved) + SMALL
 
 
 class _Steps:
@@ -137,11 +143,45 @@ class _Steps:
         self._play("*norms")
         if self.stateless:
             for number in range(len(self.units)):
-                self._all(number, 4 / s.S, copies=1 if s.muon and number else 2)
-        self.at.free(*[self.at.new(s.update / 4) for _ in range(4 * s.muon)])  # a batch, and what it becomes
+                self._all(number, 4 / s.S, copies=(s.S > 1) if s.muon and number else 2)
+        if s.muon and s.S == 1:
+            self._muon()
+        elif s.muon:
+            self.at.free(*[self.at.new(s.update / 4) for _ in range(4)])  # a batch, and what it becomes
         self.stateless = False
         for number in sorted(self.grads):
             self.at.free(*self.grads.pop(number))
+
+    def _muon(self) -> None:
+        """fasttrain.optim.muon on whole matrices: batch by batch, and in each all of a shape."""
+        s, at, previous = self.s, self.at, list[int]()
+        block = [([s.H, s.K, s.K], s.C), ([s.C], s.H), ([s.F, s.F], s.C), ([s.C], s.F)]
+        left = sorted(block * s.L, key=lambda matrix: -sum(matrix[0]) * matrix[1])
+        while left:
+            count = max(BATCH // (sum(left[0][0]) * left[0][1]), 1)
+            batch, left = left[:count], left[count:]
+            sizes = [4 * sum(rows) * columns for rows, columns in batch]
+            for size in sizes if self.stateless else ():
+                at.new(size)
+            ahead = [at.new(size) for size in sizes]
+            shards = at.new(sum(sizes) / 2)
+            at.free(*ahead, *previous)
+            for (rows, columns), number in Counter((n, columns) for rows, columns in batch for n in rows).items():
+                whole, gram = 2 * number * rows * columns, 2 * number * min(rows, columns) ** 2
+                stack = [at.new(whole)] if number > 1 else []
+                x, products = at.new(whole), list[int]()
+                for _ in range(ITERATIONS):
+                    for _ in range(2):
+                        products.append(at.new(gram))
+                        at.free(*(products.pop(0) for _ in products[2:]))
+                    after = at.new(whole)
+                    at.free(x)
+                    x = after
+                at.free(*products)
+                at.free(x, *([at.new(whole)] if rows > columns else []), *stack)
+            at.free(*[at.new(size) for size in sizes])
+            previous = [shards]
+        at.free(*previous)
 
     def validate(self) -> None:
         """Forward alone, and logits in float32."""
@@ -268,8 +308,10 @@ class _Steps:
             held += [] if self.adds else [self.now.pop(name) for name in unit]
             self._drop(*unit)
         elif not s.gathers:
-            new, piece = list[int](), 0.0
-            for size in [*unit.values(), 2.0 * PIECE]:  # the last one ends a piece
+            new, piece = list[int](), 0
+            norms = {"w_table": self.norms[0], "w_qkv": 2 * s.C + 2 * s.model.head_dim * s.model.qk_norm}
+            sizes = [(norms.get(name.partition(" ")[0], 0), size) for name, size in unit.items()]
+            for size in (*itertools.chain(*sizes), 2 * PIECE):  # the last one ends a piece
                 if piece and piece + size > PIECE:
                     new.append(self.at.new(4 * piece))
                     piece = 0
