@@ -195,8 +195,8 @@ def _about_sharding(plan: Plan) -> str:
     if (best := next((row for row in found if row[3].fits), None)) is None:
         return ""
     rate, dp_replicate, reshard, _ = best
-    share = hardware.gpus // dp_replicate
-    groups = f"HSDP, {dp_replicate} groups of {share} GPUs" if share > 1 else "all weights on each GPU"
+    shards = hardware.gpus // dp_replicate
+    groups = f"HSDP, {dp_replicate} groups of {shards} GPUs" if shards > 1 else "all weights on each GPU"
     kind = "FSDP over all GPUs" if dp_replicate == 1 else f"{groups} (parallel.dp_replicate {dp_replicate})"
     held = "" if reshard else ", weights held through a step (parallel.reshard_after_forward False)"
     moving = sum(collectives(work_of(settings, vocab=vocab, dp_size=hardware.gpus), hardware).values())

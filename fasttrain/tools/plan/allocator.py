@@ -166,7 +166,7 @@ class _Steps:
             ahead = [at.new(size) for size in sizes]
             shards = at.new(sum(sizes) / 2)
             at.free(*ahead, *previous)
-            for (rows, columns), number in Counter((n, columns) for rows, columns in batch for n in rows).items():
+            for (rows, columns), number in Counter((n, width) for heights, width in batch for n in heights).items():
                 whole, gram = 2 * number * rows * columns, 2 * number * min(rows, columns) ** 2
                 stack = [at.new(whole)] if number > 1 else []
                 x, products = at.new(whole), list[int]()
