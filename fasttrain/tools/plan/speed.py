@@ -32,12 +32,13 @@ TABLE = Path(__file__).with_name("calibration.toml")
 _LINK, _NETWORK = 0.75, 0.85
 # Seconds of a ring's hop: between GPUs of a node, and between nodes
 _HOP, _NODE_HOP = 1.5e-6, 8e-6
-# Seconds of the host (AMD Zen 4, Python 3.11, torch 2.13) that the null GPU measures, of a step, and of each block of a
-# micro-batch, by whether blocks are compiled; more where FSDP gathers, with other ranks, and for eager recomputation
-HOST_STEP = 0.004
-HOST_BLOCK = {False: 1.7e-3, True: 1.2e-3}
-HOST_FSDP, HOST_FSDP_STEP, HOST_RANKS = 1.1e-3, 0.015, 1.2e-3
-HOST_AGAIN = {"none": 0.0, "selective": 4.1e-3, "full": 2.2e-3}
+# Seconds of the host (AMD Zen 5, Python 3.11, torch 2.13) that the null GPU measures, of a step, and of each block of a
+# micro-batch, by whether blocks are compiled; more where FSDP has the weights, by block and unit, between ranks, and
+# for eager recomputation
+HOST_STEP = 2.5e-3
+HOST_BLOCK = {False: 0.38e-3, True: 0.21e-3}
+HOST_FSDP, HOST_UNIT, HOST_RANKS = 0.4e-3, 0.23e-3, 0.42e-3
+HOST_AGAIN = {"none": 0.0, "selective": 1.85e-3, "full": 0.78e-3}
 _STEP = 0.004  # seconds of a step that nothing below explains: the loop itself, the last reductions
 
 
@@ -147,6 +148,7 @@ def work_of(settings: config.Config, *, vocab: int, dp_size: int) -> Work:
     precision, counts = precision_of(parallel), num_parameters(settings.model, vocab)
     sharded = parallel.shards(dp_size, counts.total, "cuda", precision=precision)
     block = counts.blocks // settings.model.layers * ITEMSIZE[precision]
+    unit = config.unit_blocks(settings.model.layers, block, "cuda")
     return Work(
         model=settings.model,
         vocab=vocab,
@@ -161,22 +163,21 @@ def work_of(settings: config.Config, *, vocab: int, dp_size: int) -> Work:
         recomputed_streaming=float(recompute != "none"),
         gathers=(2 if parallel.reshard_after_forward else 1) if sharded else 0,
         casts=not sharded and precision != "fp32",
-        unit=config.unit_blocks(settings.model.layers, block, "cuda"),
+        unit=unit,
         reduces_every=parallel.grad_reduce == "every",
         optimizer=settings.optim.kind,
-        host=host_seconds(settings, dp_size=dp_size),
+        host=host_seconds(settings, dp_size=dp_size, sharded=sharded, unit=unit),
     )
 
 
-def host_seconds(settings: config.Config, *, dp_size: int) -> float:
+def host_seconds(settings: config.Config, *, dp_size: int, sharded: bool, unit: int) -> float:
     """CPU time of a step: the host calls ops one after the other, whatever the GPU does."""
-    parallel, batch, model = settings.parallel, settings.batch, settings.model
-    compiled, parameters = parallel.compile != "off", num_parameters(model, model.vocab or 0).total
-    copies = not parallel.shards(dp_size, parameters, "cuda", precision=precision_of(parallel))
-    block = HOST_BLOCK[compiled] + (0 if copies else HOST_FSDP) + (HOST_RANKS if dp_size > 1 else 0)
-    block += 0 if compiled else HOST_AGAIN[parallel.recompute]
-    micro_batches = max(batch.sequences // (batch.micro * dp_size), 1)
-    return HOST_STEP + (0 if copies else HOST_FSDP_STEP) + micro_batches * model.layers * block
+    parallel, batch, layers = settings.parallel, settings.batch, settings.model.layers
+    compiled = parallel.compile != "off"
+    seconds = layers * (HOST_BLOCK[compiled] + (0 if compiled else HOST_AGAIN[parallel.recompute]))
+    if sharded:
+        seconds += layers * HOST_FSDP + -(-layers // unit) * (HOST_UNIT + (HOST_RANKS if dp_size > 1 else 0))
+    return HOST_STEP + max(batch.sequences // (batch.micro * dp_size), 1) * seconds
 
 
 @cache
