@@ -47,14 +47,14 @@ COMPILED = {
     "compiled, cuda graph": "--parallel.cuda-graph True",
     "compiled, muon, fp16": "--optim.kind muon --parallel.precision fp16",
 }
-SHARDED = "--parallel.dp-replicate 1"
+SHARDED, HELD = "--parallel.dp-replicate 1", "--parallel.reshard-after-forward False"
 SEVERAL = {
     "two ranks": "",
     "two ranks, fp16, muon": "--parallel.precision fp16 --optim.kind muon",
     "two ranks, fp32, full recompute": "--parallel.precision fp32 --parallel.recompute full --model.dropout 0.1",
     "two sharded ranks": SHARDED,
     "two sharded ranks, every reduction": f"{SHARDED} --parallel.grad-reduce every",
-    "two sharded ranks, weights held": f"{SHARDED} --parallel.reshard-after-forward no --parallel.recompute selective",
+    "two sharded ranks, weights held": f"{SHARDED} {HELD} --parallel.recompute selective",
     "two sharded ranks, muon": f"{SHARDED} --optim.kind muon",
 }
 REPLICATED = {"two ranks, replicated": "--parallel.dp-replicate 2"}  # a process of its own: torch splits its group
@@ -65,7 +65,7 @@ COLLECTIVES = {
     "replicated, fp32": "--parallel.precision fp32",
     "sharded": SHARDED,
     "sharded, every reduction": f"{SHARDED} --parallel.grad-reduce every",
-    "sharded, weights held": f"{SHARDED} --parallel.reshard-after-forward False",
+    "sharded, weights held": f"{SHARDED} {HELD}",
 }
 
 

@@ -20,7 +20,7 @@ MICRO_BATCHES, STEPS = 3, 4  # that are played: later ones repeat
 MARGIN, SMALL = 0.01, 16 * MIB  # for what is not played: norms' gradients, scalars, samples
 ITERATIONS = 5  # of Muon
 PIECE = 2**24  # elements of float32 gradients that are one tensor: fasttrain.distributed.unsharded
-ORDER = 0.025  # for the order in which a graph of some blocks, on several ranks, makes and frees what it works on
+ORDER = 0.02  # for the order in which a compiled graph makes and frees what it works on
 _GATHER, _REDUCE = 1, 2  # FSDP's streams
 
 _ATTEND, _FEED = "+qkv =cublas +q +k +o +lse", "+out +n1 +r1 +gu +act"
@@ -98,7 +98,7 @@ def reserved(step: Any) -> int:
             before = run.at.reserved
             run.step()
     run.validate()
-    margin = MARGIN + ORDER * (step.parallel.compile != "off" and not step.one_graph)
+    margin = MARGIN + ORDER * (step.parallel.compile != "off")
     return int((1 + margin) * run.at.reserved) + SMALL
 
 
