@@ -28,7 +28,6 @@ SMALL = [*TRAIN, *["--recipe", "124m", "--batch.sequences", "32", "--parallel.co
 LARGER = [
     *TRAIN,
     *["--recipe", "qwen3-0.6b", "--data.sequence", "1024", "--batch.sequences", "8", "--batch.micro", "8"],
-    *["--parallel.reshard_after_forward", "False"],  # low-precision copies of all weights, instead of FSDP on one rank
 ]
 PLAIN = [str(HERE / "plain.py"), "--steps", str(STEPS)]
 RUNS = {
@@ -54,6 +53,15 @@ HOST = {
     "GPT-2": {"compiled": 1.5, "eager": 1.7, "captured": 0.5},
     "Qwen3-like": {"compiled": 1.0, "eager": 1.0, "captured": 0.5},
 }
+RANKS, MICRO = 8, ["--recipe", "124m", "--batch.micro", "4", "--parallel.compile", "on"]
+SEVERAL = [*TRAIN, *MICRO, "--batch.sequences", str(4 * RANKS), "--validation.sequences", str(RANKS)]
+RUNS_OF_RANKS = {
+    "FSDP2, compiled blocks": ["--ranks", str(RANKS), *PLAIN, "--model", "qwen3-124m", "--sequences", "4", "--fsdp"],
+    "fasttrain, sharded": ["--ranks", str(RANKS), *SEVERAL, "--parallel.dp_replicate", "1"],
+    "fasttrain, replicated": ["--ranks", str(RANKS), *SEVERAL],
+    "fasttrain, one GPU": [*TRAIN, *MICRO, "--batch.sequences", "4"],
+}
+OF_FSDP2, OF_ONE = {"fasttrain, sharded": 0.65, "fasttrain, replicated": 0.5}, {"fasttrain, replicated": 1.3}
 LAUNCHES = {"fasttrain, Muon, compiled": 650, "fasttrain, Muon in fp16, compiled": 650}
 
 
@@ -96,7 +104,26 @@ def test_a_step_of_0_6b(report, tmp_path):
     report("host_step_0_6b: a step of 8 x 1,024 tokens, bf16, one GPU, on the null GPU", table)
 
 
-def steps(runs, directory, launches):
+def test_a_step_on_eight_ranks(report, tmp_path):
+    """Collectives are counted, and move nothing."""
+    found = measured(RUNS_OF_RANKS, tmp_path)
+    plain, alone = _host(found["FSDP2, compiled blocks"]), _host(found["fasttrain, one GPU"])
+    table = {}
+    for name, figures in found.items():
+        last = figures["counts"][-1]
+        table[name] = {
+            "host": seconds(_host(figures)),
+            "of FSDP2's": ratio(_host(figures) / plain, at_most=OF_FSDP2.get(name), margin=0.3),
+            "of one GPU's": ratio(_host(figures) / alone, at_most=OF_ONE.get(name), margin=0.3),
+            "launches": exact(last.get("launches", 0), ""),
+            "collectives": exact(sum(n for kind, n in last.items() if kind.startswith("nccl:")), ""),
+            "bytes": memory(sum(n for kind, n in last.items() if kind.startswith("nccl bytes:"))),
+            "allocated": memory(figures["allocated"]),
+        }
+    report(f"host_step_ranks: a step of 4 x 1,024 tokens a rank, bf16, {RANKS} ranks, on the null GPU", table)
+
+
+def measured(runs, directory):
     figures: dict[str, Any] = {}
     for name, program in runs.items():
         path = directory / f"{len(figures)}.json"
@@ -105,7 +132,11 @@ def steps(runs, directory, launches):
         assert done.returncode == 0, done.stderr
         shutil.rmtree(directory / "run", ignore_errors=True)  # with its checkpoint, which every run ends with
         figures[name] = json.loads(path.read_text())
-    table = {}
+    return figures
+
+
+def steps(runs, directory, launches):
+    figures, table = measured(runs, directory), {}
     for name, found in figures.items():
         last, form, is_ours = found["counts"][-1], name.rpartition(", ")[2], "fasttrain" in name
         against = {plain: figures.get(f"{plain}, {'eager' if form == 'eager' else 'compiled'}") for plain in HOST}

@@ -224,7 +224,7 @@ class ParallelConfig(Bounded):
             f"{smaller}, or start a multiple of {self.dp_replicate} ranks"
         )
 
-    def replicas(self, ranks: int, num_parameters: int, device: str) -> int:
+    def replicate_groups(self, ranks: int, num_parameters: int, device: str) -> int:
         """Groups of ranks that each hold all the weights."""
         return self.dp_replicate or (ranks if device == "cuda" and num_parameters <= SMALL else 1)
 
@@ -232,7 +232,7 @@ class ParallelConfig(Bounded):
         """Whether FSDP has the weights. Otherwise they are whole on each rank, with low-precision copies of all at
         once, cast in one launch a step. Of large models, FSDP casts one block after the other, on a single rank too."""
         holds_copies = self.cuda_graph or not self.reshard_after_forward or num_parameters <= SMALL
-        shared = self.replicas(ranks, num_parameters, device) != ranks
+        shared = self.replicate_groups(ranks, num_parameters, device) != ranks
         return shared or not (holds_copies or precision == "fp32")
 
 

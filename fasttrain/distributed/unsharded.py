@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-_PIECE = 2**24  # elements
+_BUCKET = 2**24  # elements
 
 
 class UnshardedWeights:
@@ -94,9 +94,9 @@ class UnshardedWeights:
     def _unit_done(self, gradients: _Gradients) -> None:
         among_ranks = self._ranks is not None and self.reduces
         if among_ranks or gradients.are_cast:
-            pieces = gradients.to_pieces(last=self.reduces)
+            buckets = gradients.to_buckets(last=self.reduces)
             if among_ranks:
-                self._work += [dist.all_reduce(piece, group=self._ranks, async_op=True) for piece in pieces]
+                self._work += [dist.all_reduce(bucket, group=self._ranks, async_op=True) for bucket in buckets]
         self._pending -= 1
         if not self._pending:  # the end of backward: until here, blocks may have been computed again
             self._pending = self._num_units
@@ -117,12 +117,12 @@ class _Gradients:
         self._missing = len(copies)
         self._sums: list[Tensor] = []  # of micro-batches so far
         # One allocation for many gradients, but for no more than fit where activations have been.
-        self._pieces: list[tuple[int, list[Tensor]]] = []
+        self._buckets: list[tuple[int, list[Tensor]]] = []
         for weight in weights:
-            if not self._pieces or self._pieces[-1][0] + weight.numel() > _PIECE:
-                self._pieces.append((0, []))
-            numel, members = self._pieces[-1]
-            self._pieces[-1] = numel + weight.numel(), [*members, weight]
+            if not self._buckets or self._buckets[-1][0] + weight.numel() > _BUCKET:
+                self._buckets.append((0, []))
+            numel, members = self._buckets[-1]
+            self._buckets[-1] = numel + weight.numel(), [*members, weight]
         for copy in copies:
             copy.register_post_accumulate_grad_hook(self._count)
 
@@ -132,21 +132,21 @@ class _Gradients:
             self._missing = len(self._copies)
             self._on_complete(self)
 
-    def to_pieces(self, *, last: bool) -> list[Tensor]:
+    def to_buckets(self, *, last: bool) -> list[Tensor]:
         """The gradients, with those of earlier micro-batches, in float32: each a part of a few flat tensors."""
-        pieces = [weights[0].new_empty(numel) for numel, weights in self._pieces]
+        buckets = [weights[0].new_empty(numel) for numel, weights in self._buckets]
         gradients: list[Tensor] = []
-        for piece, (_, weights) in zip(pieces, self._pieces, strict=True):
-            gradients += torch._C._nn.unflatten_dense_tensors(piece, weights)
+        for bucket, (_, weights) in zip(buckets, self._buckets, strict=True):
+            gradients += torch._C._nn.unflatten_dense_tensors(bucket, weights)
         torch._foreach_copy_(gradients, [copy.grad for copy in self._copies if copy.grad is not None])
         for copy in self._copies:
             copy.grad = None
         if self._weights[0].grad is None:
-            self._sums = pieces
+            self._sums = buckets
             for weight, gradient in zip(self._weights, gradients, strict=True):
                 weight.grad = gradient
         elif self._sums:
-            torch._foreach_add_(self._sums, pieces)
+            torch._foreach_add_(self._sums, buckets)
         else:  # a loop that names no last micro-batch
             torch._foreach_add_([weight.grad for weight in self._weights if weight.grad is not None], gradients)
         sums = self._sums

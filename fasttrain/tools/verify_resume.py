@@ -102,7 +102,7 @@ def shortened(settings: Config, *, steps: int, save_every: int) -> Config:
 
 
 def _ranks(settings: Config, gpus: int, asked: int | None) -> int:
-    most, micro = gpus or settings.parallel.dp_replicate, settings.batch.micro
+    most, micro = gpus or settings.parallel.dp_replicate or 1, settings.batch.micro
     possible = (n for n in range(most, 0, -1) if not _problem(settings, gpus, n, micro))
     ranks = next(possible, most) if asked is None else asked
     if problem := _problem(settings, gpus, ranks, micro):

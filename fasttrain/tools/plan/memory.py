@@ -150,7 +150,7 @@ class _StepMemory:
         counts = num_parameters(model, vocab)
         self.P, self.P_block, self.P_root = counts.total, counts.blocks // model.layers, counts.total - counts.blocks
         self.gathers = parallel.shards(dp_size, counts.total, device, precision=precision)
-        self.S = max(dp_size // parallel.replicas(dp_size, counts.total, device), 1) if self.gathers else 1
+        self.S = max(dp_size // parallel.replicate_groups(dp_size, counts.total, device), 1) if self.gathers else 1
         self.cast = not self.gathers and precision != "fp32"
         self.one_graph = self.cast and dp_size == 1 and parallel.compile != "off"
         self.moves = dp_size > 1 or precision != "fp32"

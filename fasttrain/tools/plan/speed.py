@@ -156,7 +156,7 @@ def work_of(settings: config.Config, *, vocab: int, dp_size: int) -> Work:
         micro=batch.micro,
         micro_batches=max(batch.sequences // (batch.micro * dp_size), 1),
         dp_size=dp_size,
-        dp_replicate=parallel.replicas(dp_size, counts.total, "cuda"),
+        dp_replicate=parallel.replicate_groups(dp_size, counts.total, "cuda"),
         precision=precision,
         compiled=parallel.compile != "off",
         recomputed=float(recompute == "full"),

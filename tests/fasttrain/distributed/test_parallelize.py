@@ -132,7 +132,7 @@ def test_small_models_are_not_sharded(
 ) -> None:
     parallel = ParallelConfig(**settings)
     assert parallel.shards(ranks, int(parameters), device, precision="bf16") == sharded
-    shared = sharded and parallel.replicas(ranks, int(parameters), device) < ranks
+    shared = sharded and parallel.replicate_groups(ranks, int(parameters), device) < ranks
     assert parallel.shards(ranks, int(parameters), device, precision="fp32") == shared
 
 
