@@ -25,6 +25,7 @@ import torch
 import fasttrain
 from fasttrain.gpus import gpu_of_device
 from fasttrain.metrics.step_timer import seconds_of
+from fasttrain_kernels.ops.linear import matmul_out
 
 _SECONDS = 0.3  # of measuring
 # Rows of the measured matrices: doubled while a matmul takes less than so many seconds, or while that still helps and
@@ -90,7 +91,7 @@ def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
     while True:
         a, b = (torch.randn(rows, rows, generator=generator, device=device).to(dtype) for _ in range(2))
         out = torch.empty_like(a)
-        matmul = partial(torch.mm, a, b, out=out)
+        matmul = partial(matmul_out, a, b, out)
         seconds = min(seconds_of(matmul, device) for _ in range(2))  # the first of a size chooses its kernel
         helped = 2 * rows**3 / seconds > 1.5 * best
         best = max(best, 2 * rows**3 / seconds)

@@ -142,9 +142,9 @@ def register(
     def on_cpu(*args: Any) -> Any:
         return triton(*args) if _kernels_on_cpu else cpu(*args)
 
-    launcher = recorded(triton)
-    _LIBRARY.impl(versioned, launcher, "CUDA")
-    _LIBRARY.impl(versioned, on_cpu, "CPU")
+    by_device = {"cuda": recorded(triton), "cpu": on_cpu}
+    for kind, run in by_device.items():
+        _LIBRARY.impl(versioned, run, kind.upper())
     _LIBRARY.impl(versioned, cpu, "MPS")  # torch ops alone: what is in C++ looks at the device
     torch.library.register_fake(f"fasttrain::{versioned}", fake, lib=_LIBRARY)
     torch.library.register_autograd(
@@ -153,7 +153,7 @@ def register(
     if inlined:
         _inline(versioned, triton)
     op = getattr(getattr(torch.ops.fasttrain, name), f"v{_VERSION}")
-    _DIRECT[op] = launcher, _applied(name, launcher, backward, setup_context)
+    _DIRECT[op] = {kind: (run, _applied(name, run, backward, setup_context)) for kind, run in by_device.items()}
     return op
 
 
@@ -218,28 +218,30 @@ def _inline(versioned: str, launcher: Callable[..., Any]) -> None:
     torch.library.register_torch_dispatch(f"fasttrain::{versioned}", FunctionalTensorMode, trace, lib=_LIBRARY)
 
 
-_DIRECT: dict[OpOverload[..., Any], tuple[Callable[..., Any], Callable[..., Any]]] = {}
+_PLAIN = {type(None), bool, int, float, list, tuple}
+_DIRECT: dict[OpOverload[..., Any], dict[str, tuple[Callable[..., Any], Callable[..., Any]]]] = {}
 
 
 def call(op: OpOverload[..., Any], *args: Any) -> Any:
-    """op(*args), past the dispatcher where nobody else is to see the op: for CUDA tensors in eager mode.
+    """op(*args), past the dispatcher where nobody else is to see the op: in eager mode.
 
     The dispatcher and torch.library's autograd take the host 25 us forward and 50 backward, a launch 2.
     """
     if torch.compiler.is_compiling() or _is_seen():
         return op(*args)
-    enabled, differentiated = torch.is_grad_enabled(), False
+    enabled, differentiated, device = torch.is_grad_enabled(), False, ""
     for a in args:
         kind = type(a)
         if kind is Tensor or kind is Parameter:
-            if not a.is_cuda:
+            its = "cuda" if a.is_cuda else "cpu" if a.is_cpu else "other"
+            if its != (device := device or its) or its == "other":
                 return op(*args)
             if enabled and a.requires_grad:
                 differentiated = True
-        elif isinstance(a, Tensor):  # a DTensor, say
+        elif kind not in _PLAIN:  # a DTensor, say, or numpy's numbers, which the dispatcher converts
             return op(*args)
-    launcher, apply = _DIRECT[op]
-    return apply(*args) if differentiated else launcher(*args)
+    run, apply = _DIRECT[op][device]
+    return apply(*args) if differentiated else run(*args)
 
 
 def _is_seen() -> bool:

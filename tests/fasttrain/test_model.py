@@ -135,7 +135,7 @@ def test_closed_forms_count_what_is_there(name, monkeypatch):
     assert count.blocks == sum(p.numel() for p in made.blocks.parameters())
     assert count.non_embedding == count.blocks + model.hidden
     monkeypatch.setattr(cpp, "missing", lambda: "torch counts its own ops only")
-    monkeypatch.setattr(cpp, "has_faster_matmul", lambda: False)
+    monkeypatch.setattr(cpp, "faster_matmuls", lambda: None)
     tokens, _ = batch(B=1)
     with FlopCounterMode(display=False) as counted, sdpa_kernel(SDPBackend.MATH):
         made.logits(tokens).sum().backward()
@@ -248,7 +248,7 @@ def test_blocks_compile_to_one_graph_for_all_steps(documents):
 
 @pytest.mark.parametrize("kernels", [False, True])
 def test_a_compiler_sees_torch_operations_on_cpus_but_for_the_costly_ones_and_our_ops_on_gpus(kernels, monkeypatch):
-    monkeypatch.setattr(cpp, "has_faster_matmul", lambda: True)
+    monkeypatch.setattr(cpp, "faster_matmuls", lambda: (96, 1 << 25))
     monkeypatch.setattr(sys.modules["fasttrain_kernels.ops.linear"], "_is_ours", lambda *_: True)  # at any size
     ops: set[str] = set()
 

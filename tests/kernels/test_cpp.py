@@ -116,7 +116,7 @@ def tiny(tmp_path, monkeypatch):
 
 def forget():
     cpp._missing.cache_clear()
-    cpp._library.cache_clear()
+    cpp.library.cache_clear()
 
 
 def assert_works():

@@ -28,7 +28,7 @@ def ours(monkeypatch):
         calls.append((*a.shape, b.shape[1]))
         made(a, b, out, accumulate=accumulate)
 
-    monkeypatch.setattr(cpp, "has_faster_matmul", lambda: True)
+    monkeypatch.setattr(cpp, "faster_matmuls", lambda: (96, 1 << 25))
     monkeypatch.setattr(cpp, "matmul", counted)
     return calls
 
@@ -144,7 +144,7 @@ def test_other_builds(option, tmp_path, monkeypatch):
         pytest.skip("another kind of processor")
     monkeypatch.setattr(cpp, "_OPTIONS", [*cpp._OPTIONS, option])
     library = cpp._built(cpp._compiler(), tmp_path / "cpp.so")
-    monkeypatch.setattr(cpp, "_library", lambda: library)
+    monkeypatch.setattr(cpp, "library", lambda: library)
     for rows, columns in itertools.product((1, 6, 50), (1, 33, 64)):
         a, b = strided(rows, 400, "rows"), strided(400, columns, "columns")
         assert torch.equal(by_cpp(a, b), a @ b)
@@ -268,24 +268,24 @@ AMD = "vendor_id\t: AuthenticAMD\nflags\t\t: fma avx2 sse4a\n\nvendor_id\t: anot
 @pytest.mark.parametrize(
     ("cpuinfo", "faster"),
     [
-        (AMD, True),
-        (AMD.replace("sse4a", "avx512f"), False),
-        (AMD.replace("sse4a", "avx512f").replace("flags", "cpu family\t: 25\nflags"), True),  # Zen 4
-        (AMD.replace("sse4a", "avx512f").replace("flags", "cpu family\t: 26\nflags"), False),
-        (AMD.replace("AuthenticAMD", "GenuineIntel"), False),
-        (AMD.replace("avx2", ""), False),
-        ("Features\t: asimd\n", False),
-        ("", False),
+        (AMD, (96, 1 << 25)),
+        (AMD.replace("sse4a", "avx512f"), None),
+        (AMD.replace("sse4a", "avx512f").replace("flags", "cpu family\t: 25\nflags"), (96, 1 << 25)),  # Zen 4
+        (AMD.replace("sse4a", "avx512f").replace("flags", "cpu family\t: 26\nflags"), (32, 1 << 19)),  # Zen 5
+        (AMD.replace("AuthenticAMD", "GenuineIntel"), None),
+        (AMD.replace("avx2", ""), None),
+        ("Features\t: asimd\n", None),
+        ("", None),
     ],
 )
 def test_who_is_known_to_be_faster(cpuinfo, faster, monkeypatch):
     monkeypatch.setattr(cpp, "_cpuinfo", lambda: cpuinfo.split("\n\n")[0].splitlines())
-    cpp._has_faster_matmul.cache_clear()
-    assert cpp.has_faster_matmul() == faster
+    cpp._faster_matmuls.cache_clear()
+    assert cpp.faster_matmuls() == faster
     monkeypatch.setattr(cpp, "missing", lambda: "there is no C++ compiler (g++)")
-    cpp._has_faster_matmul.cache_clear()
-    assert not cpp.has_faster_matmul()
-    cpp._has_faster_matmul.cache_clear()
+    cpp._faster_matmuls.cache_clear()
+    assert cpp.faster_matmuls() is None
+    cpp._faster_matmuls.cache_clear()
 
 
 # The module.

@@ -54,7 +54,7 @@ warnings.simplefilter("error")
 from fasttrain_kernels import *
 from fasttrain_kernels import cpp
 assert not torch.cuda.is_initialized()
-assert not cpp._library.cache_info().misses
+assert not cpp.library.cache_info().misses
 heavy = {"torch.distributed.tensor", "transformers", "flash_attn", "ml_dtypes", "rich"} & set(sys.modules)
 assert not heavy, heavy
 """

@@ -1,4 +1,5 @@
-"""CPU implementations in C++, where torch's own ops leave speed unused: matmul, attention, softmax of rows.
+"""CPU implementations in C++, where torch's own ops leave speed unused: matmul, attention, softmax of rows, and the
+streaming ops (streaming.py).
 
 They are compiled by the machine's g++ or clang++ (or by CXX) for its own processor when first needed, in a few seconds,
 and kept in the user's cache: ~/.cache/fasttrain, or $XDG_CACHE_HOME/fasttrain. Without a compiler, ops use torch
@@ -22,9 +23,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-_SOURCES = [
-    Path(__file__).with_name(name) for name in ("simd.h", "tile.h", "matmul.cpp", "attention.cpp", "softmax.cpp")
-]
+_HEADERS = ("simd.h", "tile.h", "rows.h")
+_UNITS = ("matmul.cpp", "attention.cpp", "softmax.cpp", "norm.cpp", "rope.cpp", "swiglu.cpp")
+_SOURCES = [Path(__file__).with_name(name) for name in (*_HEADERS, *_UNITS)]
 # contract: fused multiply and add, which compilers other than GCC do not assume
 _OPTIONS = ["-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-Wno-psabi"]
 
@@ -36,7 +37,7 @@ class Matrix(ctypes.Structure):
 
 
 class Strides(ctypes.Structure):
-    """The struct of that name in attention.cpp."""
+    """The struct of that name in simd.h."""
 
     _fields_ = [(name, ctypes.c_int64) for name in ("batch", "token", "head")]
 
@@ -61,18 +62,18 @@ def missing() -> str:
     return _missing()
 
 
-def has_faster_matmul() -> bool:
-    """Whether `matmul` is faster than torch's BLAS: measured against MKL on AMD's processors up to Zen 4
-    (docs/log.md).
+def faster_matmuls() -> tuple[int, int] | None:
+    """The least rows and columns, and multiplications, from which `matmul` is faster than torch's BLAS: measured
+    against MKL on AMD's processors up to Zen 5 (docs/log.md). None: it never is.
 
     A rule, not a measurement at the start of a run: a resumed run has to choose as before.
     """
-    return _has_faster_matmul()
+    return _faster_matmuls()
 
 
 # All that torch.compiler.assume_constant_result does, but the decorator imports torch._dynamo, which takes seconds.
 missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
-has_faster_matmul._dynamo_marked_constant = True  # type: ignore[attr-defined]
+faster_matmuls._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def matmul(a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool) -> None:  # (M, K), (K, N), (M, N), all float32
@@ -80,7 +81,7 @@ def matmul(a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool) -> None:  # (
     (M, K), N = a.shape, b.shape[1]
     sizes = (ctypes.c_int64(size) for size in (M, N, K))
     operands = (ctypes.byref(Matrix(x.data_ptr(), *x.stride())) for x in (a, b))
-    _library().matmul(
+    library().matmul(
         *sizes, *operands, _pointer(out), ctypes.c_int64(out.stride(0)), accumulate, torch.get_num_threads()
     )
 
@@ -95,7 +96,7 @@ def attention_forward(
 ) -> None:
     """Fill out and lse (the maximum and 1 / sum of each row)."""
     given = [argument for x in (q, k, v) for argument in _strided(x)]
-    _library().attention_forward(ctypes.byref(args), *given, _pointer(out), *map(_pointer, lse))
+    library().attention_forward(ctypes.byref(args), *given, _pointer(out), *map(_pointer, lse))
 
 
 def attention_backward(
@@ -109,7 +110,7 @@ def attention_backward(
 ) -> None:
     """Fill the gradient of q, and add to those of k and v."""
     given = [argument for x in (dout, q, k, v) for argument in _strided(x)]
-    _library().attention_backward(ctypes.byref(args), *given, *map(_pointer, lse), *map(_pointer, gradients))
+    library().attention_backward(ctypes.byref(args), *given, *map(_pointer, lse), *map(_pointer, gradients))
 
 
 def softmax_rows(x: Tensor) -> tuple[Tensor, Tensor]:  # (R, C) float32 -> (R,), (R,)
@@ -117,7 +118,7 @@ def softmax_rows(x: Tensor) -> tuple[Tensor, Tensor]:  # (R, C) float32 -> (R,),
     rows, columns = x.shape
     top, total = x.new_empty(rows), x.new_empty(rows)
     sizes = (ctypes.c_int64(size) for size in (rows, columns, x.stride(0)))
-    _library().softmax_rows(_pointer(x), *sizes, _pointer(top), _pointer(total), torch.get_num_threads())
+    library().softmax_rows(_pointer(x), *sizes, _pointer(top), _pointer(total), torch.get_num_threads())
     return top, total
 
 
@@ -132,23 +133,26 @@ def _pointer(x: Tensor) -> ctypes.c_void_p:
 @functools.cache
 def _missing() -> str:
     try:
-        _library()
+        library()
     except (OSError, RuntimeError) as error:  # RuntimeError: no home directory
         return str(error)
     return ""
 
 
 @functools.cache
-def _has_faster_matmul() -> bool:
+def _faster_matmuls() -> tuple[int, int] | None:
     known = {key.strip(): value.split() for key, _, value in (line.partition(":") for line in _cpuinfo())}
-    flags = known.get("flags", [])
-    zen3_or_4 = known.get("cpu family") == ["25"]  # of those with AVX-512, the one that was measured
-    measured = {"avx2", "fma"} <= set(flags) and (zen3_or_4 or "avx512f" not in flags)
-    return known.get("vendor_id") == ["AuthenticAMD"] and measured and not missing()
+    flags, family = set(known.get("flags", [])), known.get("cpu family")
+    if known.get("vendor_id") != ["AuthenticAMD"] or not {"avx2", "fma"} <= flags or missing():
+        return None
+    if "avx512f" not in flags or family == ["25"]:  # up to Zen 3, and Zen 4, whose units have 256 bits
+        return 96, 1 << 25  # MKL does not pack the operands of smaller ones
+    return (32, 1 << 19) if family == ["26"] else None  # Zen 5: MKL computes with half of each unit
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
+    """Return all of the C++, compiled now or before."""
     compiler = _compiler()
     known = [*_OPTIONS, *compiler, os.stat(compiler[0]).st_mtime_ns, _processor(), *(f.read_text() for f in _SOURCES)]
     digest = hashlib.sha256(repr(known).encode()).hexdigest()[:16]

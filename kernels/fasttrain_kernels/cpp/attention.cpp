@@ -21,10 +21,6 @@
 constexpr int R = 64;  // queries, or keys, of a block
 constexpr int TILES = (R + ROWS - 1) / ROWS;
 
-struct Strides {
-    int64_t batch, token, head;  // in floats; elements of a head are contiguous
-};
-
 struct AttentionArgs {
     int64_t batch, num_queries, num_keys, num_heads, num_kv_heads, head_dim;
     float scale;

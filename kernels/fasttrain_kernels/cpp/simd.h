@@ -12,6 +12,10 @@ constexpr int W = 16;
 #else
 constexpr int W = 8;
 #endif
+struct Strides {
+    int64_t batch, token, head;  // in floats; elements of a head are contiguous
+};
+
 typedef float vec __attribute__((vector_size(4 * W)));
 typedef int32_t ivec __attribute__((vector_size(4 * W)));
 

@@ -19,10 +19,6 @@ from fasttrain_kernels import cpp
 from fasttrain_kernels._checks import autocast_dtype
 from fasttrain_kernels._registration import register, runs_triton
 
-# torch's BLAS is faster at smaller sizes: it does not pack their operands.
-_MIN_SIDE = 96
-_MIN_MULTIPLIES = 1 << 25
-
 
 def matmul_out(a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool = False) -> None:  # (M, K), (K, N), (M, N)
     """Write out = a @ b, or add a @ b to out, all of one dtype, by the faster of our matmul and torch's."""
@@ -48,8 +44,10 @@ def _is_plain(x: Tensor, weight: Tensor) -> bool:
 
 
 def _is_ours(x: Tensor, M: int, K: int, N: int) -> bool:
-    pays = min(M, N) >= _MIN_SIDE and M * N * K >= _MIN_MULTIPLIES
-    return pays and x.device.type == "cpu" and x.dtype == torch.float32 and cpp.has_faster_matmul()
+    if x.device.type != "cpu" or x.dtype != torch.float32 or (least := cpp.faster_matmuls()) is None:
+        return False
+    side, multiplies = least
+    return min(M, N) >= side and multiplies <= M * N * K
 
 
 def _matmul_cpu(a: Tensor, b: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ from fasttrain_kernels._checks import check_tensors, rows, shape, wide, wide_dty
 from fasttrain_kernels._launch import launch, remembered
 from fasttrain_kernels._registration import call, fused_by_compiler, multiprocessor_count, register, warps
 from fasttrain_kernels._triton import tl, triton
+from fasttrain_kernels.cpp import streaming
 
 _WIDEST = 16384  # features of a row that the registers of one program hold; wider rows take torch ops
 
@@ -275,10 +276,41 @@ def _backward(
     return dx, dweight
 
 
+def _forward_cpu(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, offset: float
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    if not streaming.handles(x, residual, weight):
+        return _forward_torch(x, residual, weight, eps, offset)
+    out, rstd = _empty_outputs(x)
+    total = None if residual is None else _empty_total(x, residual)
+    x, residual = rows(x), None if residual is None else rows(residual)
+    streaming.rms_norm_forward(x, residual, weight, total, out, rstd, eps=eps, offset=offset)
+    return out, total, rstd
+
+
+def _backward_cpu(
+    dout: Tensor,
+    dtotal: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    rstd: Tensor,
+    offset: float,
+    need_dx: bool,
+    need_dweight: bool,
+) -> tuple[Tensor, Tensor]:
+    if not streaming.handles(dout, dtotal, x, weight, rstd):
+        return _backward_torch(dout, dtotal, x, weight, rstd, offset, need_dx, need_dweight)
+    dx, dweight = _empty_grads(x, weight, need_dx, need_dweight)
+    dout, dtotal, x = rows(dout), None if dtotal is None else rows(dtotal), rows(x)
+    wanted = (dx if need_dx else None, dweight if need_dweight else None)
+    streaming.rms_norm_backward(dout, dtotal, x, weight, rstd, *wanted, offset=offset)
+    return dx, dweight
+
+
 def _forward_torch(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, offset: float
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The CPU implementation. Rounds as the reference does, with one buffer of float32."""
+    """Rounds as the reference does, with one buffer of float32."""
     total = None if residual is None else (x + residual).contiguous()
     h = wide(x if total is None else total).contiguous()
     buffer = h.square()
@@ -351,7 +383,7 @@ _rms_norm_backward = register(
     "rms_norm_backward(Tensor dout, Tensor x, Tensor? weight, Tensor rstd, float offset, bool need_dx, "
     "bool need_dweight) -> (Tensor, Tensor)",
     triton=lambda dout, *rest: _backward(dout, None, *rest),
-    cpu=lambda dout, *rest: _backward_torch(dout, None, *rest),
+    cpu=lambda dout, *rest: _backward_cpu(dout, None, *rest),
     fake=lambda dout, x, weight, rstd, offset, *needs: _empty_grads(x, weight, *needs),
     inlined=True,
 )
@@ -361,7 +393,7 @@ _add_rms_norm_backward = register(
     triton=lambda dnormed, dtotal, total, weight, rstd, *needs: _backward(
         dnormed, dtotal, total, weight, rstd, 0.0, *needs
     ),
-    cpu=lambda dnormed, dtotal, total, weight, rstd, *needs: _backward_torch(
+    cpu=lambda dnormed, dtotal, total, weight, rstd, *needs: _backward_cpu(
         dnormed, dtotal, total, weight, rstd, 0.0, *needs
     ),
     fake=lambda dnormed, dtotal, total, weight, rstd, *needs: _empty_grads(total, weight, *needs),
@@ -413,7 +445,7 @@ def _add_rms_norm_gradients(
 _rms_norm = register(
     "rms_norm(Tensor x, Tensor? weight, float eps, float offset) -> (Tensor, Tensor)",
     triton=_plain(_forward),
-    cpu=_plain(_forward_torch),
+    cpu=_plain(_forward_cpu),
     fake=lambda x, weight, eps, offset: _empty_outputs(x),
     backward=_rms_norm_gradients,
     setup_context=_save_for_rms_norm,
@@ -422,7 +454,7 @@ _rms_norm = register(
 _add_rms_norm = register(
     "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps) -> (Tensor, Tensor, Tensor)",
     triton=lambda x, residual, weight, eps: _forward(x, residual, weight, eps, 0.0),
-    cpu=lambda x, residual, weight, eps: _forward_torch(x, residual, weight, eps, 0.0),
+    cpu=lambda x, residual, weight, eps: _forward_cpu(x, residual, weight, eps, 0.0),
     fake=lambda x, residual, weight, eps: (_empty_outputs(x)[0], _empty_total(x, residual), _empty_outputs(x)[1]),
     backward=_add_rms_norm_gradients,
     setup_context=_save_for_add_rms_norm,
@@ -453,7 +485,7 @@ def rms_norm(
         raise ValueError(f"rms_norm: offset {offset} is added to a weight, and weight is None; pass one or drop offset")
     if fused_by_compiler(x):
         return rms_norm_reference(x, weight, eps=eps, offset=offset)
-    return call(_rms_norm, x, weight, eps, offset)[0]
+    return call(_rms_norm, x, weight, float(eps), float(offset))[0]
 
 
 def add_rms_norm(
@@ -473,5 +505,5 @@ def add_rms_norm(
     _check("add_rms_norm", x, weight)
     if fused_by_compiler(x):
         return add_rms_norm_reference(x, residual, weight, eps=eps)
-    normed, total, _ = call(_add_rms_norm, x, residual, weight, eps)
+    normed, total, _ = call(_add_rms_norm, x, residual, weight, float(eps))
     return normed, total

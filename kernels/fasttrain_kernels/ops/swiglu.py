@@ -24,6 +24,7 @@ from fasttrain_kernels._checks import autocast_dtype, check_tensors, empty_like_
 from fasttrain_kernels._launch import launch
 from fasttrain_kernels._registration import call, fused_by_compiler, register, runs_triton, warps
 from fasttrain_kernels._triton import tl, triton
+from fasttrain_kernels.cpp import streaming
 from fasttrain_kernels.ops.linear import linear
 
 _BLOCK = 1024
@@ -164,9 +165,22 @@ def _backward_packed_again(dout: Tensor, gate_up: Tensor) -> tuple[Tensor, Tenso
     return _backward_packed(dout, gate_up, out), out
 
 
+def _forward_cpu(gate: Tensor, up: Tensor) -> Tensor:
+    if not streaming.handles(gate, up):
+        return swiglu_reference(gate, up).contiguous()
+    out = empty_like_contiguous(gate)
+    streaming.swiglu_forward(rows(gate), rows(up), out)
+    return out
+
+
 def _backward_cpu(
     dout: Tensor, gate: Tensor, up: Tensor, need_dgate: bool = True, need_dup: bool = True
 ) -> tuple[Tensor, Tensor]:
+    if streaming.handles(dout, gate, up):
+        dgate, dup = _empty_grads(dout, gate, up, need_dgate, need_dup)
+        grads = (rows(dgate) if need_dgate else None, rows(dup) if need_dup else None)
+        streaming.swiglu_backward(rows(dout), rows(gate), rows(up), *grads)
+        return dgate, dup
     do, g, u = wide(dout), wide(gate), wide(up)
     dgate = torch.ops.aten.silu_backward(do * u, g) if need_dgate else gate.new_empty(0)  # one pass over both
     dup = torch.nn.functional.silu(g).mul_(do) if need_dup else up.new_empty(0)
@@ -174,12 +188,15 @@ def _backward_cpu(
 
 
 def _backward_packed_cpu(dout: Tensor, gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return torch.cat(_backward_cpu(dout, gate, up), dim=-1)
+    if not streaming.handles(dout, gate_up):
+        return torch.cat(_backward_cpu(dout, *gate_up.chunk(2, dim=-1)), dim=-1)
+    grads = empty_like_contiguous(gate_up)
+    streaming.swiglu_backward(rows(dout), *rows(gate_up).chunk(2, dim=1), *rows(grads).chunk(2, dim=1))
+    return grads
 
 
 def _forward_packed_cpu(gate_up: Tensor) -> Tensor:
-    return swiglu_reference(*gate_up.chunk(2, dim=-1)).contiguous()
+    return _forward_cpu(*gate_up.chunk(2, dim=-1))
 
 
 def _empty_packed(gate_up: Tensor) -> Tensor:
@@ -229,7 +246,7 @@ def _save_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
 _swiglu = register(
     "swiglu(Tensor gate, Tensor up) -> Tensor",
     triton=_forward,
-    cpu=lambda gate, up: swiglu_reference(gate, up).contiguous(),
+    cpu=_forward_cpu,
     fake=lambda gate, up: empty_like_contiguous(gate),
     backward=_differentiate,
     setup_context=_save_inputs,

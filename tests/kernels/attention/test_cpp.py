@@ -257,7 +257,7 @@ def test_every_build_is_the_reference_and_reads_what_it_wrote(extra, make, tmp_p
     header.write_text(POISON)
     monkeypatch.setattr(cpp, "_OPTIONS", [*cpp._OPTIONS, *extra, "-include", str(header)])
     library = cpp._built(cpp._compiler(), tmp_path / "cpp.so")
-    monkeypatch.setattr(cpp, "_library", lambda: library)
+    monkeypatch.setattr(cpp, "library", lambda: library)
     for (shapes, options), heads in product(SHAPES, (1, 3)):
         inputs = make(batch=2, heads=heads, **shapes)
         tensors, dout = list(inputs.values()), torch.randn_like(inputs["q"])

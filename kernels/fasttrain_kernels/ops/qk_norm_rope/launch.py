@@ -39,7 +39,7 @@ def _layout(Hq: int, Hk: int, D: int, R: int, interleaved: bool, tile: int) -> d
     return dict(HQ=Hq, HK=Hk, D=D, R=R, TOKENS=rows // heads, HEADS=heads, HALF=half, INTERLEAVED=interleaved)
 
 
-def _last_contiguous(x: Tensor) -> Tensor:
+def last_contiguous(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -64,7 +64,7 @@ def forward(
     (B, T, Hq, D), Hk = q.shape, k.shape[2]
     if q.numel() + k.numel() == 0:
         return q_out, k_out
-    q, k, cos, sin = map(_last_contiguous, (q, k, cos, sin))
+    q, k, cos, sin = map(last_contiguous, (q, k, cos, sin))
     layout = _layout(Hq, Hk, D, 2 * cos.shape[1], interleaved, _FORWARD_TILE)
     launch(
         _qk_norm_rope_fwd_kernel,
@@ -97,8 +97,8 @@ def backward(
         for dweight in grads[2:]:
             dweight.zero_()
         return grads
-    dq_out, dk_out, q, k = (None if x is None else _last_contiguous(x) for x in (dq_out, dk_out, q, k))
-    cos, sin = _last_contiguous(cos), _last_contiguous(sin)
+    dq_out, dk_out, q, k = (None if x is None else last_contiguous(x) for x in (dq_out, dk_out, q, k))
+    cos, sin = last_contiguous(cos), last_contiguous(sin)
     dq, dk, dq_weight, dk_weight = grads
     layout = _layout(Hq, Hk, D, 2 * cos.shape[1], interleaved, _BACKWARD_TILE)
     num_weights = wanted[2] + wanted[3]

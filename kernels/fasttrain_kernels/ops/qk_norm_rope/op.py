@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttrain_kernels import cpp
 from fasttrain_kernels._checks import check_tensors, empty_like_contiguous, shape, wide
 from fasttrain_kernels._registration import call, fused_by_compiler, register
-from fasttrain_kernels.ops.qk_norm_rope.launch import backward, empty_grads, forward
+from fasttrain_kernels.cpp import streaming
+from fasttrain_kernels.ops.qk_norm_rope.launch import backward, empty_grads, forward, last_contiguous
 from fasttrain_kernels.ops.qk_norm_rope.reference import qk_norm_rope_reference, rotate, table_rows
 
 _OP = "qk_norm_rope"
@@ -22,14 +24,21 @@ def _forward_cpu(
     positions: Tensor | None, eps: float, interleaved: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     _check_positions_in_table(positions, cos.shape[0])
-    q_out, k_out = qk_norm_rope_reference(
-        q, k, q_weight, k_weight, cos, sin, positions=positions, eps=eps, interleaved=interleaved
-    )
-    return q_out.contiguous(), k_out.contiguous()
+    if interleaved or not streaming.handles(q, k, q_weight, k_weight, cos, sin):
+        q_out, k_out = qk_norm_rope_reference(
+            q, k, q_weight, k_weight, cos, sin, positions=positions, eps=eps, interleaved=interleaved
+        )
+        return q_out.contiguous(), k_out.contiguous()
+    outs = empty_like_contiguous(q), empty_like_contiguous(k)
+    for x, weight, out in zip((q, k), (q_weight, k_weight), outs, strict=True):
+        streaming.qk_norm_rope_forward(last_contiguous(x), weight, cos, sin, positions, out, eps=eps)
+    return outs
 
 
 def _check_positions_in_table(positions: Tensor | None, S: int) -> None:
     if positions is None:
+        return
+    if positions.device.type == "cpu" and not cpp.missing() and streaming.first_outside(positions, S) is None:
         return
     outside = (positions < 0) | (positions >= S)
     if outside.any():
@@ -56,6 +65,13 @@ def _gradient_cpu(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     dx, dweight = cos.new_empty(0), cos.new_empty(0)
     if dout is None or not (want_dx or want_dweight):
+        return dx, dweight
+    if not interleaved and streaming.handles(dout, x, weight, cos, sin):
+        dx = empty_like_contiguous(dout) if want_dx else dx
+        dweight = torch.empty_like(weight) if want_dweight and weight is not None else dweight
+        wanted = (dx if want_dx else None, dweight if want_dweight and weight is not None else None)
+        dout, x = last_contiguous(dout), None if x is None else last_contiguous(x)
+        streaming.qk_norm_rope_backward(dout, x, weight, cos, sin, positions, *wanted, eps=eps)
         return dx, dweight
     cos, sin = table_rows(cos, positions, dout.shape[1]), table_rows(sin, positions, dout.shape[1])
     g = rotate(wide(dout), cos, -sin, interleaved)
@@ -140,7 +156,7 @@ def qk_norm_rope(
         return qk_norm_rope_reference(
             q, k, q_weight, k_weight, cos, sin, positions=positions, eps=eps, interleaved=interleaved
         )
-    return call(_qk_norm_rope, q, k, q_weight, k_weight, cos, sin, positions, eps, interleaved)
+    return call(_qk_norm_rope, q, k, q_weight, k_weight, cos, sin, positions, float(eps), interleaved)
 
 
 def _check(
