@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -28,7 +30,7 @@ def tensor(*shape: int, scale: float = 3.0) -> Tensor:
     return (torch.randn(shape) * scale).requires_grad_()
 
 
-def heads(D: int, **more: object) -> dict[str, object]:
+def heads(D: int, **more: Any) -> dict[str, Any]:
     cos, sin = rotary_table(9, max(D - D % 4, 2), theta=100.0)
     weights = dict(q_weight=tensor(D, scale=1.0), k_weight=tensor(D, scale=1.0))
     return dict(q=tensor(2, 9, 3, D), k=tensor(2, 9, 1, D), cos=cos, sin=sin) | weights | more
@@ -40,7 +42,7 @@ def packed(gate_up: Tensor) -> Tensor:
 
 # One element, less than a vector, a vector and one, many and a rest
 WIDTHS = [1, 7, 17, 100, 1000]
-OPS = {
+OPS: dict[str, tuple[Any, Any, Any]] = {
     "rms_norm": (rms_norm, rms_norm_reference, lambda n: dict(x=tensor(70, n), weight=tensor(n, scale=1.0))),
     "rms_norm, offset": (
         lambda x, weight: rms_norm(x, weight, offset=1.0),

@@ -18,7 +18,7 @@ _THREADED = 1 << 15  # elements that are worth waking another thread
 
 _POINTER, _SIZE, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 _ROWS = [_POINTER, _SIZE]  # a tensor, and the elements from row to row
-_SIGNATURES = {
+_SIGNATURES: dict[str, list[Any]] = {
     "rms_norm_forward": [*_ROWS, *_ROWS, _POINTER, _FLOAT, _FLOAT, *[_POINTER] * 3, _SIZE, _SIZE, _INT],
     "rms_norm_backward": [*_ROWS, *_ROWS, *_ROWS, _POINTER, _FLOAT, *[_POINTER] * 4, _SIZE, _SIZE, _INT],
     "swiglu_forward": [*_ROWS, *_ROWS, _POINTER, _SIZE, _SIZE, _INT],

@@ -189,7 +189,8 @@ def _backward_cpu(
 
 def _backward_packed_cpu(dout: Tensor, gate_up: Tensor) -> Tensor:
     if not streaming.handles(dout, gate_up):
-        return torch.cat(_backward_cpu(dout, *gate_up.chunk(2, dim=-1)), dim=-1)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.cat(_backward_cpu(dout, gate, up), dim=-1)
     grads = empty_like_contiguous(gate_up)
     streaming.swiglu_backward(rows(dout), *rows(gate_up).chunk(2, dim=1), *rows(grads).chunk(2, dim=1))
     return grads
