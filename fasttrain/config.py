@@ -302,8 +302,8 @@ class MonitorConfig(Bounded):
 class LogConfig(Bounded):
     """Where a run leaves its traces."""
 
-    every: Annotated[int, Bounds(1, 10**9)] = 1
-    """Steps between lines in a log; a terminal shows every step."""
+    every: Annotated[int, Bounds(0, 10**9)] = 0
+    """Steps between lines in a log; a terminal shows every step. 0: a fortieth of the run, at most 10."""
     tensorboard: bool = True
     """Write TensorBoard events (needs the tensorboard extra)."""
     report: bool = True

@@ -34,6 +34,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _REFRESH = 0.2  # seconds between drawings of the live view, each of which takes about 1 ms
 _BAR = 10  # columns that the progress bar has at least
 _CURVE = 60  # columns that the curve has at most
+_LINES, _RARELY = 40, 10  # that a short run has in a log; steps between those of a long one
 _NEEDLESS = ("data", "norm", "mem", "MFU", "speed")  # what a narrow terminal goes without, in this order
 
 _logger = logging.getLogger(__name__)
@@ -64,7 +65,8 @@ class Display:
 
     def __init__(self, log: config.LogConfig, *, steps: int, is_main: bool, console: Console | None = None) -> None:
         self._console = console or Console()
-        self._steps, self._every, self._silent = steps, log.every, not is_main
+        self._steps, self._silent = steps, not is_main
+        self._every = log.every or min(max(steps // _LINES, 1), _RARELY)
         self._recent: deque[Mapping[str, float]] = deque(maxlen=_RECENT)
         self._losses, self._event = array("d"), ""
         self._live: Live | None = None
@@ -83,7 +85,7 @@ class Display:
         if self._console.is_interactive:
             if last or monotonic() - self._drawn >= _REFRESH:
                 self._safely(lambda: self._draw(step, values))
-        elif last or step % self._every == 0:
+        elif last or len(self._losses) == 1 or step % self._every == 0:
             self._print(f"step {self._count(step)}  {_joined(self._figures(step, values))}")
 
     def validation(self, step: int, name: str, values: Mapping[str, float]) -> None:

@@ -93,10 +93,16 @@ def test_lines_are_columns():
 
 def test_every():
     assert [line.split("/")[0].split()[1] for line in shown(VALUES, steps=25, first=1, last=25, every=10)] == [
+        "1",  # the first always: the run works
         "10",
         "20",
         "25",  # the last always
     ]
+
+
+@pytest.mark.parametrize(("steps", "lines"), [(20, 20), (79, 79), (400, 41), (10_000, 1001)])
+def test_a_log_has_about_forty_lines_of_a_short_run(steps, lines):
+    assert len(shown(VALUES, steps=steps, first=1, last=steps, every=0)) == lines
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
@@ -106,7 +112,7 @@ def test_a_loss_that_is_not_finite(loss):
 
 def test_the_first_step_does_not_spoil_the_estimate():
     console = Console(file=StringIO())
-    view = Display(LogConfig(), steps=400, is_main=True, console=console)
+    view = Display(LogConfig(every=1), steps=400, is_main=True, console=console)
     view.step(1, VALUES | {"step_seconds": 60.0, "tokens_per_second": 63.0})
     view.step(2, VALUES)
     first, second = written(console).splitlines()
@@ -123,7 +129,7 @@ def test_speed_is_of_the_last_twenty_steps():
     slow = VALUES | {"step_seconds": 0.3, "tokens_per_second": 13_333.3, "mfu": 0.4, "data_wait": 0.1}
     for step in range(1, 101):
         view.step(step, slow if step > 90 else fast)
-    before, after = written(console).splitlines()
+    _, before, after = written(console).splitlines()
     assert "  40k tok/s  MFU  80%" in before
     assert "  20k tok/s  MFU  50%" in after  # 10 steps of each: 80,000 tokens in 4 s, of which 1 s of waiting
     assert "data  25%" in after
