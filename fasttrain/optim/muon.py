@@ -34,6 +34,7 @@ from fasttrain.model import plain_name
 from fasttrain.optim import adamw
 from fasttrain.optim.optimizer import local
 from fasttrain.optimizers import BATCH
+from fasttrain_kernels.ops.linear import matmul_out
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # torch.optim.Muon's: the steepest start that still ends near 1
 ITERATIONS = 5
@@ -90,18 +91,23 @@ def orthogonalise(matrix: Tensor, *, scale: float = 1.0) -> Tensor:  # (M, N) ->
     # The Frobenius norm bounds the largest singular value.
     x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=EPS)
     for iteration in range(ITERATIONS):
-        gram = x @ x.mT
+        gram = _add_matmul(None, x, x.mT)
         polynomial = _add_matmul(gram, gram, gram, beta=b, alpha=c)
         factor = scale if iteration == ITERATIONS - 1 else 1.0
         x = _add_matmul(x, polynomial, x, beta=factor * a, alpha=factor)
     return x.mT if matrix.size(-2) > matrix.size(-1) else x
 
 
-def _add_matmul(x: Tensor, a: Tensor, b: Tensor, *, beta: float, alpha: float) -> Tensor:
+def _add_matmul(x: Tensor | None, a: Tensor, b: Tensor, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
     """beta * x + alpha * a @ b. Of stacks, baddbmm would copy x first, as long as adding it later takes."""
-    if x.ndim == 2:
-        return torch.addmm(x, a, b, beta=beta, alpha=alpha)
-    return x.new_empty(x.shape).baddbmm_(a, b, beta=0, alpha=alpha).add_(x, alpha=beta)
+    if a.ndim == 3:
+        product = a.new_empty(len(a), a.size(1), b.size(2)).baddbmm_(a, b, beta=0, alpha=alpha)
+        return product if x is None else product.add_(x, alpha=beta)
+    if a.device.type != "cpu" or a.dtype != torch.float32:
+        return a @ b if x is None else torch.addmm(x, a, b, beta=beta, alpha=alpha)
+    out = a.new_empty(a.size(0), b.size(1)) if x is None else beta * x
+    matmul_out(a if alpha == 1 else alpha * a, b, out, accumulate=x is not None)  # on a CPU the faster one
+    return out
 
 
 def adjustment(matrix: Tensor, adjust: Adjust) -> float:

@@ -64,9 +64,8 @@ def _beginning(state: TrainState, report: StartReport) -> Iterator[Event]:
         if report.tokenizer_warning:
             yield Event(step=step, kind=EventKind.DATA, text=report.tokenizer_warning, action="continues")
         return
-    lost = max(last_step(state.rundir.path) - step, 0) if runtime.is_main else 0
+    evidence["lost_steps"] = lost = max(last_step(state.rundir.path) - step, 0) if runtime.is_main else 0
     text = f"resumes from {state.resumed_from}" + (f"; {plural(lost, 'step')} are repeated" if lost else "")
-    evidence["lost_steps"] = lost
     yield Event(step=step, kind=EventKind.RESUME, text=text, action=f"resumes from step {step}", evidence=evidence)
     action = "takes effect from this step on"
     for change in report.changes:
@@ -119,4 +118,5 @@ def at_end(state: TrainState, control: Control) -> tuple[int, list[News]]:
         kind, action = EventKind.FINISH, ""
         text = f"finished: {step} steps, {progress.tokens:,} tokens; all of it is in {state.settings.out}"
         news = [Note(f"look at {state.rundir.report}")] if state.settings.log.report else []
+        news += [Note(f"next: fasttrain generate {state.settings.out}; fasttrain data prepare, for your own text")]
     return code, [Event(step=step, kind=kind, text=text, action=action, evidence=evidence), *news]

@@ -28,6 +28,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from fasttrain.data.batches import Batch, Batches
 from fasttrain.data.writer import DatasetWriter
 from fasttrain.train import main
+from fasttrain_kernels import cpp
 from tests.faults.processes import Training
 from tests.ranks import run_ranks
 from tests.runs import weights
@@ -140,13 +141,14 @@ def golden(name: str, directory: Path) -> dict[str, Any]:
 
 
 def key() -> str:
-    """What decides about bits: torch, the CPU, the compiler of the C++ kernels."""
+    """What decides about bits: torch, the CPU, the compiler of the C++ kernels, and where its matmul is used."""
     found = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else platform.processor()
     vendor = match[1] if (match := re.search(r"vendor_id\s*: (\w+)", found)) else platform.machine()
     compiler = shutil.which("g++")
     version = subprocess.check_output([compiler, "-dumpversion"], text=True).strip() if compiler else "none"
     capability = torch.backends.cpu.get_cpu_capability()
-    return f"torch-{torch.__version__}_{vendor}-{capability}_g++-{version}"
+    _, matmuls = cpp.faster_matmuls() or (0, 0)
+    return f"torch-{torch.__version__}_{vendor}-{capability}_g++-{version}_matmuls-{matmuls}"
 
 
 def _finish(argv: list[str]) -> None:

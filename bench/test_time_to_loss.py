@@ -1,0 +1,81 @@
+"""How soon a small model on a CPU has a loss: steps per second, and CPU time to the loss that a GPT-2 ends at.
+
+bench/small.py has the models. Steps are interleaved in one process, and both see the same batches.
+"""
+
+import statistics
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from bench.figures import ratio, seconds
+from bench.small import STEPS, Text, cpu_seconds, gpt2, ours, validation
+from fasttrain.config import OptimConfig
+from fasttrain_kernels import cpp
+
+MUON = OptimConfig(kind="muon", lr=1e-2, muon_lr=0.02, warmup=20, final=0.0)
+SEEDS = 3
+SHARE = 0.2  # of the GPT-2's steps that ours makes
+ROUNDS, STEPS_OF_A_ROUND = 9, 12
+
+
+def interleaved(steps, rounds=ROUNDS):
+    """CPU seconds of a step of each: the median over rounds."""
+    text, taken = Text(), {name: [] for name in steps}
+    for number in range(-1, rounds):
+        for name, step in steps.items():
+            windows = [text.batch(0, number % rounds * STEPS_OF_A_ROUND + n) for n in range(STEPS_OF_A_ROUND)]
+            spent = cpu_seconds(lambda step=step, windows=windows: [step(n, x) for n, x in enumerate(windows)])
+            taken[name] += [spent / STEPS_OF_A_ROUND] if number >= 0 else []  # the first one compiles and warms up
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def test_a_step_of_nanogpts_recipe(report):
+    adamw = OptimConfig(lr=1e-3)
+    torch_alone = ours(0, adamw)
+
+    def without_cpp(number, windows):
+        with patch.object(cpp, "missing", lambda: "not asked for"), patch.object(cpp, "faster_matmuls", lambda: None):
+            torch_alone.step(number, windows)
+
+    found = interleaved(
+        {
+            "fasttrain": ours(0, adamw).step,
+            "fasttrain, Muon": ours(0, MUON).step,
+            "fasttrain without C++": without_cpp,
+            "GPT-2, eager": gpt2(0).step,
+            "GPT-2, compiled": gpt2(0, compiled=True).step,
+        }
+    )
+    least = {"GPT-2, eager": 1.5, "GPT-2, compiled": 1.2}
+    report(
+        "step_small: 4 layers, hidden 128, 12 x 64 characters, float32, one thread of a CPU",
+        {
+            name: {"CPU": seconds(spent), "fasttrain's speed": ratio(spent / found["fasttrain"], at_least=least.get(name))}
+            for name, spent in found.items()
+        },
+    )
+
+
+@pytest.mark.parametrize("hidden", [128, pytest.param(384, marks=pytest.mark.long)])
+def test_time_to_the_loss_of_a_gpt2(report, hidden):
+    """Ours is a finished run too: its schedule ends where its steps do."""
+    text, table, layers = Text(), {}, {128: 4, 384: 6}[hidden]
+    steps = int(SHARE * STEPS)
+    for seed in range(SEEDS):
+        theirs, mine = gpt2(seed, hidden=hidden, layers=layers), ours(seed, MUON, steps=steps, hidden=hidden, layers=layers)
+        spent = {}
+        for name, trained, last in (("GPT-2", theirs, STEPS), ("fasttrain", mine, steps)):
+            batches = [text.batch(seed, step) for step in range(last)]
+            spent[name] = cpu_seconds(lambda: [trained.step(n, x) for n, x in enumerate(batches)])  # noqa: B023
+        losses = {"GPT-2": validation(theirs, text), "fasttrain": validation(mine, text)}
+        table[f"seed {seed}"] = {
+            "GPT-2": seconds(spent["GPT-2"]),
+            "its loss": losses["GPT-2"],
+            "fasttrain": seconds(spent["fasttrain"]),
+            "fasttrain's loss": losses["fasttrain"],
+            "loss of its": ratio(losses["fasttrain"] / losses["GPT-2"], at_most=1.0, margin=0.02),
+            "time of its": ratio(spent["fasttrain"] / spent["GPT-2"], at_most=0.2),
+        }
+    report(f"time_to_loss_{hidden}: nats per character, {layers} layers, hidden {hidden}, 12 x 64 characters a step", table)
