@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from fasttrain.cli.options import command, flag, option
+from fasttrain.cli.options import command, option
 from fasttrain.units import disk_size
 
 NAME = "report.html"
@@ -14,14 +14,13 @@ NAME = "report.html"
     __doc__,
     option("runs", "the directory of a run, as runs/tiny", nargs="+", type=Path, metavar="RUN"),
     option("--out", f"default: RUN/{NAME}; for several runs {NAME} in this directory", type=Path, metavar="FILE"),
-    flag("--verify", "read all files of the checkpoints, compare checksums"),
 )
 def main(options: argparse.Namespace) -> int:
     """Exit code 0: written; 2: a mistake in the command."""
     from fasttrain.tools.report.page import write_page
     from fasttrain.tools.report.record import read_records
 
-    records = read_records(options.runs, verify=options.verify)
+    records = read_records(options.runs)
     out = options.out or (options.runs[0] / NAME if len(records) == 1 else Path(NAME))
     write_page(records, out)
     print(f"{out}: {disk_size(out.stat().st_size)}")

@@ -52,7 +52,7 @@ class CheckpointEntry(NamedTuple):
     time: float
     bytes: int | None  # None: it cannot be read
     loss: float | None
-    state: str  # committed: compared with what was meant when it was written; valid: now too; quarantined; corrupt
+    state: str  # committed: compared with what was meant when it was written; quarantined; corrupt
     trouble: str = ""
 
 
@@ -77,10 +77,10 @@ class RunRecord:
         return max([float(self.columns["time"][-1]), *(event.time for event in self.events)])
 
 
-def read_records(runs: Sequence[Path], *, verify: bool = False) -> list[RunRecord]:
-    """verify: read every file of every checkpoint."""
+def read_records(runs: Sequence[Path]) -> list[RunRecord]:
+    """What the directories say now, each once."""
     runs = list(dict.fromkeys(Path(run) for run in runs))
-    return [_read(run, name, verify=verify) for run, name in zip(runs, _names(runs), strict=True)]
+    return [_read(run, name) for run, name in zip(runs, _names(runs), strict=True)]
 
 
 def catch_up(runs: Sequence[Path], *, patience: float) -> bool:
@@ -89,7 +89,7 @@ def catch_up(runs: Sequence[Path], *, patience: float) -> bool:
     return all(done)
 
 
-def _read(run: Path, name: str, *, verify: bool) -> RunRecord:
+def _read(run: Path, name: str) -> RunRecord:
     columns = columns_of(_metrics(run))
     columns.refresh()
     if not len(columns):
@@ -108,7 +108,7 @@ def _read(run: Path, name: str, *, verify: bool) -> RunRecord:
     return RunRecord(
         path=run, name=name, columns=columns, events=events, settings=settings,
         validations=validations, evaluations=read_evaluations(run),
-        checkpoints=_checkpoints(RunDir(run).checkpoints, verify=verify),
+        checkpoints=_checkpoints(RunDir(run).checkpoints),
         clock=Clock(starts, np.sort(moments[np.isfinite(moments)])),
         metadata=_metadata(run, events),
     )  # fmt: skip
@@ -135,23 +135,20 @@ def _names(runs: list[Path]) -> list[str]:
     return names
 
 
-def _checkpoints(directory: Path, *, verify: bool) -> list[CheckpointEntry]:
-    found = [_saved(path, "valid" if verify else "committed", verify=verify) for path in committed_paths(directory)]
-    found += [_saved(path, "quarantined", verify=verify) for path in quarantined(directory)]
+def _checkpoints(directory: Path) -> list[CheckpointEntry]:
+    found = [_saved(path, "committed") for path in committed_paths(directory)]
+    found += [_saved(path, "quarantined") for path in quarantined(directory)]
     return sorted(found, key=lambda saved: saved.step)
 
 
-def _saved(path: Path, state: str, *, verify: bool) -> CheckpointEntry:
+def _saved(path: Path, state: str) -> CheckpointEntry:
     """state: of one that nothing is wrong with."""
     step, time = int(re.findall(r"step-(\d+)", path.name)[0]), 0.0
     try:
         time = os.stat(path).st_mtime
         checkpoint = Checkpoint.read(path)
-        if verify:
-            checkpoint.verify()
     except Exception as error:  # whatever the disk does, it is this checkpoint that has it
-        trouble = str(error).removeprefix("checkpoint: ").removesuffix("; resume from an earlier one")
-        return CheckpointEntry(path, step, time, None, None, "corrupt", trouble)
+        return CheckpointEntry(path, step, time, None, None, "corrupt", str(error).removeprefix("checkpoint: "))
     return CheckpointEntry(path, checkpoint.step, time, checkpoint.bytes, checkpoint.loss, state)
 
 

@@ -178,9 +178,8 @@ def test_command(tmp_path, capsys, monkeypatch):
     assert (a / "report.html").exists()
     assert call(a, b) == 0
     assert (tmp_path / "report.html").exists()
-    assert call(a, "--out", "x.html", "--verify") == 0
-    assert "verified again" in (tmp_path / "x.html").read_text()
-    assert content((tmp_path / "x.html").read_text())["runs"][0]["checkpoints"][0]["state"] == "valid"
+    assert call(a, "--out", "x.html") == 0
+    assert content((tmp_path / "x.html").read_text())["runs"][0]["checkpoints"][0]["state"] == "committed"
     assert "x.html" in capsys.readouterr().out
     assert call(tmp_path / "none") == 2
     assert "fasttrain report: error:" in capsys.readouterr().err
