@@ -6,8 +6,6 @@ The decoder packs projections that read the same input, and gives each norm to t
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from fasttrain import config
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the files of weights
@@ -35,14 +33,6 @@ def huggingface_config(model: config.ModelConfig, *, vocab: int, sequence: int) 
         "attention_dropout": model.attention_dropout,
         "initializer_range": model.init_std,
     }
-
-
-def to_huggingface(state: Mapping[str, Tensor], model: config.ModelConfig) -> dict[str, Tensor]:
-    """The decoder's state dict under Transformers' names. Split projections are views of the packed ones."""
-    result: dict[str, Tensor] = {}
-    for ours, theirs in parts(model, {name: len(tensor) for name, tensor in state.items()}).items():
-        result.update(zip(theirs, state[ours].split(list(theirs.values())), strict=True))
-    return result
 
 
 def parts(model: config.ModelConfig, rows: Mapping[str, int]) -> dict[str, dict[str, int]]:

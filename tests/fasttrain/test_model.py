@@ -20,11 +20,12 @@ from fasttrain.config import ModelConfig
 from fasttrain.data.batches import IGNORED
 from fasttrain.distributed.parallelize import _wrap
 from fasttrain.flops import flops_per_token, num_parameters
-from fasttrain.hf.names import huggingface_config, parts, to_huggingface
+from fasttrain.hf.names import huggingface_config, parts
 from fasttrain.model import Decoder
 from fasttrain_kernels import cpp
 from fasttrain_kernels._registration import kernels_on_cpu
 from fasttrain_kernels.testing import interpret
+from tests.fasttrain.hf.names import to_huggingface
 
 VOCAB, SEQUENCE = 97, 24
 TINY = ModelConfig(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, ffn=80, init_std=0.1)

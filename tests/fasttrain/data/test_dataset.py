@@ -422,16 +422,6 @@ def test_a_document_knows_its_file_and_place(dataset, tmp_path):
     dataset.verify()
 
 
-def test_a_file_that_has_changed(dataset, tmp_path):
-    (tmp_path / "a.jsonl").write_text("abc")
-    source = dataset.source("train", 0)
-    assert not source.file.is_unchanged()
-    state = (tmp_path / "a.jsonl").stat()
-    assert SourceFile(path=source.file.path, size=3, mtime_ns=state.st_mtime_ns).is_unchanged()
-    (tmp_path / "a.jsonl").unlink()
-    assert not source.file.is_unchanged()
-
-
 def test_a_dataset_without_sources_says_nothing(make_dataset):
     dataset = make_dataset([4])
     assert dataset.source("train", 0) is None

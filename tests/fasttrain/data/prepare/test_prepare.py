@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from fasttrain.config import PrepareConfig
-from fasttrain.data.dataset import Dataset
+from fasttrain.data.dataset import Dataset, SourceFile
 from fasttrain.data.prepare import prepare
 from fasttrain.data.prepare.tokenizer import SEPARATOR
 from fasttrain.data.writer import holds_out
@@ -272,7 +272,7 @@ def test_names_of_files_need_not_be_utf8(tmp_path):
     assert dropped(Dataset(tmp_path / "out")) == [("near-empty", f"empty {name}", 1)]
     source = Dataset(tmp_path / "out").source("train", 0)
     assert source.file.path == tmp_path / "in" / name
-    assert source.file.is_unchanged()
+    assert source.file == SourceFile.at(source.file.path)
 
 
 # --- bad input
