@@ -178,7 +178,8 @@ def test_initial_weights_depend_on_the_seed_and_on_nothing_else():
 
 def test_two_fsdp_ranks_start_and_step_as_a_single_process():
     """Each rank materialises its shard only; rows do not divide evenly. FSDP gathers for loss and logits alike."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", __file__]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    command += ["-m", "tests.fasttrain.test_model"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr[-4000:]
 

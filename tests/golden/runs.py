@@ -26,8 +26,8 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from fasttrain.data.batches import Batch, Batches
-from fasttrain.data.writer import DatasetWriter
 from fasttrain.train import main
+from tests.datasets import DatasetWriter
 from tests.faults.processes import Training
 from tests.ranks import run_ranks
 from tests.runs import weights

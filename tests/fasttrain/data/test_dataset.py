@@ -19,8 +19,9 @@ from fasttrain.data.batches import Batches
 from fasttrain.data.dataset import RECORD, Dataset, Manifest, SourceFile, Split
 from fasttrain.data.datasets import open_dataset
 from fasttrain.data.stream import DocumentIndex, TokenStream
-from fasttrain.data.writer import DatasetWriter, holds_out
+from fasttrain.data.writer import holds_out
 from fasttrain.fs import FileChecksum
+from tests.datasets import DatasetWriter
 
 AGAIN = "copy it again, or prepare the dataset again"
 HELD_OUT = [17, 62, 129, 137, 194]
@@ -194,34 +195,6 @@ def test_a_split_that_is_not_there(make_dataset):
 
 
 # --- writing
-
-
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        ([], "dataset: document 1 of train is empty; drop empty documents"),
-        (
-            [5, 100],
-            "dataset: document 1 of train has tokens from 5 to 100, outside the vocabulary of 100; is this the right "
-            "tokenizer?",
-        ),
-        (
-            [-1],
-            "dataset: document 1 of train has tokens from -1 to -1, outside the vocabulary of 100; is this the right "
-            "tokenizer?",
-        ),
-        (
-            [5, 0, 6],
-            "dataset: document 1 of train contains the separator 0, which is added between documents; encode text "
-            "without special tokens",
-        ),
-    ],
-)
-def test_a_document_that_cannot_be_right_is_refused(tmp_path, tokens, message):
-    with writer_at(tmp_path / "d") as writer:
-        writer.add("train", np.array([1, 2]), num_bytes=2)
-        assert fails(lambda: writer.add("train", np.array(tokens, np.int64), num_bytes=2)) == message
-    assert stream_of(Dataset(tmp_path / "d")) == [0, 1, 2]  # it left no trace
 
 
 def test_an_exception_while_writing_leaves_nothing(tmp_path):
