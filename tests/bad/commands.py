@@ -40,7 +40,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("report {run} --out {tmp}/no/x.html", "No such file or directory; check the name"),
     ("report {tmp}", "is not the directory of a run"),
     ("checkpoint list ''", "argument RUN: the path is empty"),
-    ("checkpoint list {tmp}", "there are no checkpoints in"),
-    ("checkpoint verify {run}@7", "has no checkpoint of step '7'"),
+    ("checkpoint list {tmp}", "there is none in"),
+    ("checkpoint verify {run}@7", "has none of step '7'"),
     ("checkpoint prune {run} --keep 0", "'0' must be a whole number from 1"),
 ]
