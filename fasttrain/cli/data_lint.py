@@ -36,7 +36,6 @@ OF_A_RUN = "of a run, for data that does not say"
     option("--tokenizer", f"as data.tokenizer {OF_A_RUN}", type=Path),
     *numbers(DataConfig, {name: f"as data.{name} {OF_A_RUN}" for name in ("vocab", "separator")}),
     option("--split", "only this split (repeatable)", action="append", metavar="NAME"),
-    number("--sequence", "tokens of a sample, to compare documents with", Bounds(2, 10**7)),
     flag("--strict", "fail on warnings too"),
     number("--max-examples", "of each finding", Bounds(0, 1000), default=3),
     option("--json", "write all findings", type=Path, metavar="FILE"),
@@ -65,7 +64,6 @@ def main(options: argparse.Namespace) -> int:
             dataset,
             splits=names,
             quick=options.quick,
-            sequence=options.sequence,
             max_examples=options.max_examples,
             on_progress=lambda tokens: bar.advance(task, tokens / MILLION),
         )

@@ -19,7 +19,6 @@ from fasttrain.config import Config, ModelConfig
 from fasttrain.config_toml import from_toml
 from fasttrain.data.datasets import AnyDataset, open_dataset
 from fasttrain.data.formats.dataset import Described
-from fasttrain.data.locate import text_lengths
 from fasttrain.data.prepare.tokenizer import encoder_of, loaded
 from fasttrain.data.segments import segment_at
 from fasttrain.hf.config import architecture
@@ -56,7 +55,6 @@ def use_dataset(dataset: AnyDataset) -> None:
         stream.boundaries(starts, stream.windows(starts, length))
         dataset.bytes_per_token(name)
         dataset.source(name, 0)
-    text_lengths(dataset)
     assert dataset.digest
 
 

@@ -30,15 +30,13 @@ def lint(
     *,
     splits: Sequence[str] | None = None,
     quick: bool = False,
-    sequence: int | None = None,
     max_examples: int = 3,
     chunk: int = CHUNK_TOKENS,
     on_progress: Callable[[int], None] = lambda tokens: None,
 ) -> LintReport:
     """Look for what is wrong with the tokens of a dataset.
 
-    quick: samples of them, in about a second at any size. sequence: tokens of a sample, to compare documents with.
-    on_progress is called with the number of tokens that were read.
+    quick: samples of them, in about a second at any size. on_progress gets the number of tokens that were read.
     """
     begin = time.perf_counter()
     tokenizer, findings = _tokenizer(dataset)
@@ -46,7 +44,7 @@ def lint(
     found: dict[str, _Split] = {}
     for name in splits or dataset.splits:
         source = TokenSource(dataset, name, tokenizer, max_examples=max_examples)
-        found[name] = split = _Split(source, hasher, sequence)
+        found[name] = split = _Split(source, hasher)
         findings += check_index(source, quick=quick)  # before its documents are looked at
         for part in source.chunks(SAMPLE, samples=SAMPLES) if quick else source.chunks(chunk):
             split.add(part)
@@ -82,10 +80,10 @@ def _tokenizer(dataset: AnyDataset) -> tuple[Tokenizer | None, list[LintFinding]
 class _Split:
     """The checks of one split."""
 
-    def __init__(self, source: TokenSource, hasher: Hasher | None, sequence: int | None) -> None:
+    def __init__(self, source: TokenSource, hasher: Hasher | None) -> None:
         self.source, self.read, self._quick = source, 0, hasher is None
         self.separators, self.token_use = Separators(source), TokenUse(source, quick=self._quick)
-        self.loops, self.lengths = Loops(source), Lengths(source, sequence)
+        self.loops, self.lengths = Loops(source), Lengths(source)
         self.duplicates = None if hasher is None else Duplicates(source, hasher)
 
     def add(self, chunk: TokenChunk) -> None:
@@ -118,7 +116,7 @@ def suspicions(datasets: Iterable[AnyDataset], settings: config.DataConfig) -> l
     for dataset in datasets:
         if isinstance(dataset, Dataset):
             dataset.verify(VERIFIED_BYTES)
-        report = lint(dataset, quick=True, sequence=settings.sequence, max_examples=1)
+        report = lint(dataset, quick=True, max_examples=1)
         errors = report.having("error")
         if errors and settings.lint == "stop":
             found = "\n".join(f"  {_line(error)}" for error in errors)

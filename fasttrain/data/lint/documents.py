@@ -126,12 +126,12 @@ class Separators:
 
 
 class Lengths:
-    """Percentiles, and the share of documents that are very short or longer than a sample."""
+    """Percentiles, and the share of documents that are very short."""
 
-    def __init__(self, source: TokenSource, sequence: int | None) -> None:
-        self._source, self._sequence = source, sequence
+    def __init__(self, source: TokenSource) -> None:
+        self._source = source
         self.counts = np.zeros(len(EDGES), np.int64)
-        self._documents = self._longer = self._longest = self._total = 0
+        self._documents = self._longest = self._total = 0
         self._tiny = source.counter()
 
     def add(self, chunk: TokenChunk) -> None:
@@ -144,8 +144,6 @@ class Lengths:
         self._total += int(lengths.sum())
         self._longest = max(self._longest, int(lengths.max()))
         self._tiny.add((chunk.ends - lengths)[lengths <= TINY_TOKENS])
-        if self._sequence is not None:
-            self._longer += int((lengths > self._sequence).sum())
 
     def findings(self) -> list[LintFinding]:
         documents = self._documents
@@ -156,8 +154,6 @@ class Lengths:
         mean, severity = self._total / documents, graded(self._tiny.count, documents, (MAX_TINY, 1.0))
         text = f"5% of {documents:,} documents have up to {low:,} tokens, half {middle:,}, 95% {high:,}"
         text += f"; the longest {self._longest:,}, the mean {mean:,.0f}"
-        if self._sequence is not None:
-            text += f"; {self._longer / documents:.1%} are longer than a sample of {self._sequence:,}"
         if severity != "ok":
             text = f"{self._tiny.count / documents:.0%} of {documents:,} documents have {TINY_TOKENS} tokens or fewer: "
             text += "lines taken for documents, or a separator inside of them; look at the examples"

@@ -98,14 +98,6 @@ def test_checkpoints_and_their_state(tmp_path):
     assert "checkpoint.json does not say" in checkpoints[1].trouble
 
 
-def test_parameters_by_settings_and_data(tmp_path):
-    run = make_run(tmp_path / "run", 5)
-    (run / "events.jsonl").unlink()
-    assert "parameters" not in record_of(run).metadata
-    (run / "config.toml").write_text((run / "config.toml").read_text().replace('vocab = "None"', "vocab = 100", 1))
-    assert record_of(run).metadata["parameters"] > 100 * 384
-
-
 def test_names_tell_runs_apart(tmp_path):
     runs = [make_run(tmp_path / name / "run", 5) for name in ("a", "b")]
     assert [record.name for record in read_records(runs)] == ["a/run", "b/run"]
