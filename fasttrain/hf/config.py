@@ -10,15 +10,13 @@ from typing import Annotated, Any, TypedDict, get_type_hints
 
 from fasttrain.config import WIDTH, ModelConfig
 from fasttrain.flops import num_parameters
+from fasttrain.hf.names import SETTINGS
 from fasttrain.schema import build, parse
 from fasttrain.units import disk_size
 
 FAMILIES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 NAME = "config.json"
-TAKEN = (
-    "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "qk_norm", "rope_theta", "norm_eps",
-    "tied_head",
-)  # fmt: skip
+TAKEN = (*SETTINGS, "qk_norm", "rope_theta")
 
 
 class StatedConfig(TypedDict, total=False):
@@ -49,19 +47,12 @@ def architecture(directory: Path) -> dict[str, int | float | bool]:
     try:
         heads, hidden = content["num_attention_heads"], content["hidden_size"]
         is_qwen3 = content["model_type"] == "qwen3"
-        head_dim = content.get("head_dim") or (128 if is_qwen3 else hidden // heads)  # Transformers' own defaults
-        found = {
-            "layers": content["num_hidden_layers"],
-            "hidden": hidden,
-            "heads": heads,
-            "kv_heads": content.get("num_key_value_heads") or heads,
-            "head_dim": head_dim,
-            "ffn": content["intermediate_size"],
-            "vocab": content["vocab_size"],
+        defaults = dict(num_key_value_heads=heads, rms_norm_eps=1e-6, tie_word_embeddings=False)  # of Transformers
+        stated = defaults | dict(head_dim=128 if is_qwen3 else hidden // heads) | content
+        found = {ours: stated[theirs] for ours, theirs in SETTINGS.items()} | {
+            "tied_head": bool(stated["tie_word_embeddings"]),
             "qk_norm": is_qwen3,
             "rope_theta": build(float, _rope(content).get("rope_theta", 10_000.0), "rope_theta"),
-            "norm_eps": content.get("rms_norm_eps", 1e-6),
-            "tied_head": bool(content.get("tie_word_embeddings", False)),
         }
         _check_size(directory, ModelConfig(**found))
         return found

@@ -9,26 +9,23 @@ from typing import Any
 from fasttrain import config
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the files of weights
+SETTINGS = {  # of the model, and what config.json calls them
+    "layers": "num_hidden_layers", "hidden": "hidden_size", "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads", "head_dim": "head_dim", "ffn": "intermediate_size", "vocab": "vocab_size",
+    "norm_eps": "rms_norm_eps", "tied_head": "tie_word_embeddings",
+}  # fmt: skip
 
 
 def huggingface_config(model: config.ModelConfig, *, vocab: int, sequence: int) -> dict[str, Any]:
     """The architecture as config.json has it: the keyword arguments of Qwen3Config or LlamaConfig."""
     family = "Qwen3" if model.qk_norm else "Llama"
-    return {
+    return {theirs: getattr(model, ours) for ours, theirs in SETTINGS.items()} | {
         "model_type": family.lower(),
         "architectures": [f"{family}ForCausalLM"],
         "vocab_size": vocab,
         "max_position_embeddings": sequence,
-        "num_hidden_layers": model.layers,
-        "hidden_size": model.hidden,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "head_dim": model.head_dim,
-        "intermediate_size": model.ffn,
         "hidden_act": "silu",
-        "rms_norm_eps": model.norm_eps,
         "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
-        "tie_word_embeddings": model.tied_head,
         "attention_bias": False,
         "attention_dropout": model.attention_dropout,
         "initializer_range": model.init_std,
