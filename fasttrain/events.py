@@ -86,7 +86,7 @@ ENDS = (EventKind.FINISH, EventKind.SIGNAL, EventKind.STOP, EventKind.EARLY_STOP
 class Anomaly:
     """A step whose loss or gradient norm is out of line."""
 
-    kind: str  # blip, warning, spike or not finite
+    kind: str  # warning, spike or not finite
     is_new: bool = False  # False in the later steps of a warning or spike: it has been reported
     series: str = ""  # loss or gradient norm
     value: float = math.nan
@@ -103,8 +103,8 @@ class Anomaly:
     def __str__(self) -> str:
         if self.kind == "not finite":
             return f"{self.series} is {self.value}"
-        duration = "" if self.kind == "blip" else f", for {self.steps} steps"
-        return f"{self.series} {self.value:.4g} instead of {self.expected:.4g}, {self.z:.1f} sigma{duration}"
+        change = f"{self.series} {self.value:.4g} instead of {self.expected:.4g}"
+        return f"{change}, {self.z:.1f} sigma, for {self.steps} steps"
 
     def evidence(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("series", "value", "expected", "z", "steps")}
