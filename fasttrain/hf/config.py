@@ -6,9 +6,9 @@ Dropout and initializer_range are settings of a training run, not of the model: 
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, get_type_hints
+from typing import Any, TypedDict, get_type_hints
 
-from fasttrain.config import WIDTH, ModelConfig
+from fasttrain.config import ModelConfig
 from fasttrain.flops import num_parameters
 from fasttrain.hf.names import SETTINGS
 from fasttrain.schema import build, parse
@@ -20,19 +20,11 @@ TAKEN = (*SETTINGS, "qk_norm", "rope_theta")
 
 
 class StatedConfig(TypedDict, total=False):
-    """What is read of config.json, and is there."""
+    """What is read of config.json beside SETTINGS, and is there."""
 
     model_type: str
     architectures: list[str]
     layer_types: list[str]
-    num_hidden_layers: int
-    hidden_size: int
-    num_attention_heads: Annotated[int, WIDTH]
-    num_key_value_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    rms_norm_eps: float
     rope_theta: float
     partial_rotary_factor: float
     rope_scaling: dict[str, Any]
@@ -50,7 +42,6 @@ def architecture(directory: Path) -> dict[str, int | float | bool]:
         defaults = dict(num_key_value_heads=heads, rms_norm_eps=1e-6, tie_word_embeddings=False)  # of Transformers
         stated = defaults | dict(head_dim=128 if is_qwen3 else hidden // heads) | content
         found = {ours: stated[theirs] for ours, theirs in SETTINGS.items()} | {
-            "tied_head": bool(stated["tie_word_embeddings"]),
             "qk_norm": is_qwen3,
             "rope_theta": build(float, _rope(content).get("rope_theta", 10_000.0), "rope_theta"),
         }
@@ -82,9 +73,10 @@ def _read(directory: Path) -> dict[str, Any]:
         )
     try:
         content = build(dict, parse(path.read_text("utf-8")))
-        kinds = get_type_hints(StatedConfig)
+        hints = get_type_hints(ModelConfig, include_extras=True)
+        kinds = {theirs: hints[ours] for ours, theirs in SETTINGS.items()} | get_type_hints(StatedConfig)
         content = {name: value for name, value in content.items() if value is not None}
-        return content | build(StatedConfig, {name: content[name] for name in kinds if name in content})
+        return content | {name: build(kind, content[name], name) for name, kind in kinds.items() if name in content}
     except FileNotFoundError:
         raise FileNotFoundError(
             f"from_hf: {directory} has no {NAME}, so it is no Hugging Face checkpoint; a run of fasttrain is started "

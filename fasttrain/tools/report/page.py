@@ -8,7 +8,6 @@ import base64
 import hashlib
 import html
 import json
-import logging
 import time
 from collections.abc import Sequence
 from importlib import resources
@@ -27,23 +26,13 @@ from fasttrain.tools.report.record import RunRecord, catch_up, read_records, sta
 SCRIPTS = ("text.js", "view.js", "scales.js", "chart.js", "charts.js", "tables.js", "page.js")
 PATIENCE = 1.0  # seconds that a run under way waits for its page
 
-_logger = logging.getLogger(__name__)
-
 
 def write_report(runs: Sequence[Path], out: Path, *, running: bool | None = None) -> None:
-    """For a run to call as it goes: whatever goes wrong is a warning. running: None: by what the runs have written.
+    """For a run to call as it goes. running: None: by what the runs have written.
 
     A run that resumes after half a million steps has half a gigabyte to read: it does so in its first calls, a second
     in each, and leaves the former page as it is until then.
     """
-    try:
-        refresh(runs, out, running=running)
-    except Exception as error:
-        _logger.warning("report: %s is not up to date: %s: %s", out, type(error).__name__, error)
-
-
-def refresh(runs: Sequence[Path], out: Path, *, running: bool | None = None) -> None:
-    """Write the page, as write_report does, and raise what goes wrong."""
     if not running or catch_up(runs, patience=PATIENCE):
         write_page(read_records(runs), out, running=running)
 
@@ -103,4 +92,4 @@ class ReportRefresher:
     def __call__(self, running: bool) -> None:
         if not running or time.monotonic() >= self._due:
             self._due = time.monotonic() + self.INTERVAL
-            refresh([self._run.path], self._run.report, running=running)
+            write_report([self._run.path], self._run.report, running=running)
