@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from fasttrain.config import ModelConfig, OptimConfig, ParallelConfig
 from fasttrain.distributed.parallelize import parallelize
 from fasttrain.distributed.runtime import keep_freed_memory
-from fasttrain.hf.names import huggingface_config, to_huggingface
+from fasttrain.hf.names import huggingface_config
 from fasttrain.model import Decoder
 from fasttrain.optim.optimizer import clip, make_optimizer
 from fasttrain_kernels import rotary_table
+from tests.fasttrain.hf.names import to_huggingface
 
 MODEL, BATCH, SEQUENCE = ModelConfig(), 8, 256
 OPTIM = OptimConfig()

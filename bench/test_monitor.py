@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.fasttrain.monitor.simulated import NOISES, anomalies, curves, lasting, noisy_run, slow_run, spike
+from tests.fasttrain.monitor.simulated import NOISES, anomalies, curves, noisy_run, slow_run, spike
 
 pytestmark = pytest.mark.long
 MILLION = 1_000_000
@@ -21,7 +21,7 @@ def test_false_alarms_of_spikes(report) -> None:
     for name, noise in NOISES.items():
         found = anomalies(*noisy_run(noise, MILLION, seed=1))
         kinds = [anomaly.kind for _, anomaly in found]
-        table[name] = {"spikes": kinds.count("spike"), "warnings": kinds.count("warning"), "blips": kinds.count("blip")}
+        table[name] = {"spikes": kinds.count("spike"), "warnings": kinds.count("warning")}
     report("monitor_noise: false alarms in a million steps", table)
     assert all(row["spikes"] <= 5 for row in table.values())
 
@@ -33,7 +33,7 @@ def test_false_alarms_of_curves(report) -> None:
         for sigma in (0.005, 0.05, 0.3):
             for seed in range(100):
                 noise = np.random.default_rng(seed).standard_normal((2, 600))
-                found = lasting(anomalies(loss + sigma * noise[0], norm * np.exp(0.2 * noise[1])))
+                found = anomalies(loss + sigma * noise[0], norm * np.exp(0.2 * noise[1]))
                 row["runs"] += 1
                 row["spikes"] += sum(anomaly.kind == "spike" for _, anomaly in found)
                 row["warnings"] += sum(anomaly.kind == "warning" for _, anomaly in found)
@@ -49,7 +49,7 @@ def test_detection_of_spikes(report) -> None:
             delays = []
             for seed in range(200):
                 loss, norm = noisy_run(NOISES["normal"], AT + 60, seed)
-                found = lasting(anomalies(loss + 0.05 * spike(shape, size, AT, AT + 60), norm))
+                found = anomalies(loss + 0.05 * spike(shape, size, AT, AT + 60), norm)
                 delays += [step - AT + 1 for step, anomaly in found if anomaly.kind == "spike"][:1]
             steps = {"median": float(np.median(delays)), "most": max(delays)} if delays else {}
             table[f"{shape}, {size} sigma"] = {"found": len(delays) / 200, **steps}

@@ -10,22 +10,15 @@ from typing import Any
 
 
 class ExitCode(IntEnum):
-    """How `python -m fasttrain.train` ends, with its meaning. 128 + n: it saved and ended because of signal n."""
+    """How `python -m fasttrain.train` ends; docs/events.md explains it. 128 + n: it saved and ended by signal n."""
 
-    meaning: str
-
-    def __new__(cls, value: int, meaning: str) -> ExitCode:
-        member = int.__new__(cls, value)
-        member._value_, member.meaning = value, meaning
-        return member
-
-    FINISHED = 0, "all steps are done, or `early stop`; saved"
-    ERROR = 1, "an error of the program, with a traceback; report it, with config.toml and the last lines"
-    USER_ERROR = 2, "a mistake in settings, data or directory, or `out of memory`; the message says what to change"
-    STOPPED = 3, "the monitor ended the run, or the loss is not finite: `stop`"
-    NOT_SAVED = 4, "its last state is not saved: `not saved`"
-    RANK_FAILURE = 5, "another rank died or hangs: `rank failure`"
-    LOST_FILES = 6, "saved, but its data or directory is gone: `lost files`"
+    FINISHED = 0
+    ERROR = 1  # of the program, with a traceback
+    USER_ERROR = 2
+    STOPPED = 3  # by the monitor, or the loss is not finite
+    NOT_SAVED = 4
+    RANK_FAILURE = 5
+    LOST_FILES = 6
 
 
 class Severity(StrEnum):
@@ -38,82 +31,49 @@ class Severity(StrEnum):
 
 
 class EventKind(StrEnum):
-    """Every kind of event with its severity, its meaning and what people can do about it; docs/events.md lists them."""
+    """Every kind of event with its severity; docs/events.md says what each means, and what people can do about it."""
 
     severity: Severity
-    meaning: str
-    remedy: str
 
-    def __new__(cls, value: str, severity: Severity, meaning: str, remedy: str = "") -> EventKind:
+    def __new__(cls, value: str, severity: Severity) -> EventKind:
         member = str.__new__(cls, value)
-        member._value_ = value
-        member.severity, member.meaning, member.remedy = severity, meaning, remedy
+        member._value_, member.severity = value, severity
         return member
 
-    # fmt: off
-    START = "start", Severity.INFO, "a new run starts"
-    RESUME = ("resume", Severity.INFO, "the run resumes from a checkpoint",
-        "if it restarted by itself, look at the events before, or at torchrun's log")
-    CHANGED_SETTING = ("changed setting", Severity.INFO, "a setting differs from the checkpoint's",
-        "if not meant, restart with the former value")
-    PLAN = ("plan", Severity.WARNING, "the settings contradict each other, or waste something",
-        "change the settings, or accept it")
-    DATA = ("data", Severity.WARNING, "the data looks wrong: lint, or another tokenizer than the pretrained weights'",
-        "`fasttrain data lint DIR` says what to do")
-    FIRST_LOSS = ("first loss", Severity.WARNING, "the first loss is not what the initial weights should have",
-        "stop it. Too low: targets in the inputs, or most tokens equal. Too high: model.init_std, or wrong ids")
-    NOT_FINITE = ("not finite", Severity.ERROR, "the loss or the gradient norm is not finite; the update is skipped",
-        "once: nothing. Often in fp16: use bf16. Often in one step: look at its data (`data locate`)")
-    NORM = ("warning", Severity.WARNING, "the gradient norm stays high while the loss does not",
-        "if it keeps growing, lower optim.lr or optim.clip; harmless after a plateau")
-    SPIKE = ("spike", Severity.ERROR, "the loss stays above the run's own noise for several steps",
-        "wait: the next event says what the run does, and why")
-    SKIP = ("skip", Severity.ACTION, "the run skips batches (monitor.spike: skip)",
-        "look at the documents; the weights have been trained on the bad batches")
-    ROLLBACK = ("rollback", Severity.ACTION, "the run returns to an earlier checkpoint and skips the batches since",
-        "bad data: remove the documents before the next run. Bad weights: as for `stop`")
-    ENVELOPE = ("envelope", Severity.WARNING, "the loss is outside monitor.envelope for 20 steps",
-        "compare it with the run that the range is from: `fasttrain report RUN OTHER`")
-    DEAD_BLOCK = ("dead block", Severity.WARNING, "a block gets next to no gradient",
-        "look at its initial weights and norms")
-    EXPLODING_BLOCK = ("exploding block", Severity.WARNING, "a block has 30 times its usual share of the gradient",
-        "if it is always the same block, look at model.init_std, model.qk_norm and optim.lr")
-    SLOW_DOWN = ("slow-down", Severity.WARNING, "steps have become slower, with the phase and rank that cause it",
-        "data: the disk, or data.prefetch; wait: the network; one rank: its node; all ranks: power or heat")
-    SPEED = "speed", Severity.INFO, "steps are as fast as before again"
-    LOW_MFU = ("low MFU", Severity.WARNING, "the MFU is low, with the causes",
-        "change the first cause; `fasttrain plan --search` compares settings without a GPU")
-    VALIDATION = ("validation", Severity.WARNING, "a validation loss is worse than guessing",
-        "check that the set has the tokenizer of the training data")
-    ACCESSORY = ("accessory", Severity.WARNING, "a sample, the report or a logger failed; the run continues",
-        "see the error")
-    SAMPLE = "sample", Severity.INFO, "a text that the model wrote"
-    FAILED_SAVE = ("failed save", Severity.ERROR, "a checkpoint could not be saved; it is retried",
-        "free disk space, or do what the error asks for")
-    PRUNED = ("pruned", Severity.ACTION, "an old checkpoint was deleted because disk space ran out",
-        "free disk space before the next save")
-    RETENTION = ("retention", Severity.WARNING, "an old checkpoint could not be deleted",
-        "check the directory's permissions; delete it by hand")
-    PAUSE = ("pause", Severity.ACTION, "the run pauses until a checkpoint can be saved",
-        "free disk space, and it continues by itself; a signal ends it, not saved")
-    PAUSE_OVER = "pause over", Severity.INFO, "a checkpoint was saved, and the run continues"
-    CORRUPT_CHECKPOINT = ("corrupt checkpoint", Severity.ERROR, "a checkpoint is not what was written; it is not used",
-        "check the disk; `fasttrain checkpoint verify RUN` reads all checkpoints. It is not deleted")
-    RANK_FAILURE = ("rank failure", Severity.ERROR, "another rank died or hangs; the run ends",
-        "read that rank's log and its node's dmesg; if the rank was only slow, raise parallel.timeout")
-    OUT_OF_MEMORY = ("out of memory", Severity.ERROR, "a GPU's memory is full; the run ends", "do what the text says")
-    STOP = ("stop", Severity.ERROR, "the monitor ended the run, or the loss is not finite",
-        "change what it names or lower optim.lr; resume from before it: `--resume RUN@STEP --out NEW`")
-    NOT_SAVED = ("not saved", Severity.ERROR, "the run ended, and its last state is not saved",
-        "free disk space and start it again: it resumes from its last checkpoint")
-    LOST_FILES = ("lost files", Severity.ERROR, "the data or the run's directory is gone; it saved and ended",
-        "do what the text says")
-    SIGNAL = ("signal", Severity.INFO, "the run was asked to stop; it saved and ended",
-        "the same command resumes it")
-    EARLY_STOP = ("early stop", Severity.INFO, "the validation loss has not improved for validation.patience times",
-        "the best checkpoint is kept; to continue, raise validation.patience")
-    FINISH = "finish", Severity.INFO, "all steps are done"
-    # fmt: on
+    START = "start", Severity.INFO
+    RESUME = "resume", Severity.INFO
+    CHANGED_SETTING = "changed setting", Severity.INFO
+    PLAN = "plan", Severity.WARNING
+    DATA = "data", Severity.WARNING
+    FIRST_LOSS = "first loss", Severity.WARNING
+    NOT_FINITE = "not finite", Severity.ERROR
+    NORM = "warning", Severity.WARNING
+    SPIKE = "spike", Severity.ERROR
+    SKIP = "skip", Severity.ACTION
+    ROLLBACK = "rollback", Severity.ACTION
+    ENVELOPE = "envelope", Severity.WARNING
+    DEAD_BLOCK = "dead block", Severity.WARNING
+    EXPLODING_BLOCK = "exploding block", Severity.WARNING
+    SLOW_DOWN = "slow-down", Severity.WARNING
+    SPEED = "speed", Severity.INFO
+    LOW_MFU = "low MFU", Severity.WARNING
+    VALIDATION = "validation", Severity.WARNING
+    ACCESSORY = "accessory", Severity.WARNING
+    SAMPLE = "sample", Severity.INFO
+    FAILED_SAVE = "failed save", Severity.ERROR
+    PRUNED = "pruned", Severity.ACTION
+    RETENTION = "retention", Severity.WARNING
+    PAUSE = "pause", Severity.ACTION
+    PAUSE_OVER = "pause over", Severity.INFO
+    CORRUPT_CHECKPOINT = "corrupt checkpoint", Severity.ERROR
+    RANK_FAILURE = "rank failure", Severity.ERROR
+    OUT_OF_MEMORY = "out of memory", Severity.ERROR
+    STOP = "stop", Severity.ERROR
+    NOT_SAVED = "not saved", Severity.ERROR
+    LOST_FILES = "lost files", Severity.ERROR
+    SIGNAL = "signal", Severity.INFO
+    EARLY_STOP = "early stop", Severity.INFO
+    FINISH = "finish", Severity.INFO
 
 
 _BY_VALUE = {kind.value: kind for kind in EventKind}
@@ -126,7 +86,7 @@ ENDS = (EventKind.FINISH, EventKind.SIGNAL, EventKind.STOP, EventKind.EARLY_STOP
 class Anomaly:
     """A step whose loss or gradient norm is out of line."""
 
-    kind: str  # blip, warning, spike or not finite
+    kind: str  # warning, spike or not finite
     is_new: bool = False  # False in the later steps of a warning or spike: it has been reported
     series: str = ""  # loss or gradient norm
     value: float = math.nan
@@ -143,8 +103,8 @@ class Anomaly:
     def __str__(self) -> str:
         if self.kind == "not finite":
             return f"{self.series} is {self.value}"
-        duration = "" if self.kind == "blip" else f", for {self.steps} steps"
-        return f"{self.series} {self.value:.4g} instead of {self.expected:.4g}, {self.z:.1f} sigma{duration}"
+        change = f"{self.series} {self.value:.4g} instead of {self.expected:.4g}"
+        return f"{change}, {self.z:.1f} sigma, for {self.steps} steps"
 
     def evidence(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("series", "value", "expected", "z", "steps")}

@@ -141,27 +141,27 @@ def valid_at(
 
 def find(name: str | Path) -> Checkpoint:
     """The checkpoint that is meant by a run's directory (its last), RUN@400, or a checkpoint's own directory."""
-    run, step = _run_and_step(str(name))
-    if step is None and ((run / NAME).exists() or run.name.startswith(".step-") or _COMMITTED.fullmatch(run.name)):
-        return Checkpoint.read(run)
-    directory = RunDir(run).checkpoints if RunDir(run).checkpoints.is_dir() else run
-    paths = {_order(path)[0]: path for path in committed_paths(directory)}  # of one step, the last
-    if not paths:
-        raise ValueError(f"checkpoint: there is none in {directory}; is {run} the directory of a run?")
-    if step is None:
-        return Checkpoint.read(paths[max(paths)])
-    if not step.isdecimal() or int(step) not in paths:
-        raise ValueError(f"checkpoint: {run} has none of step {step!r}; it has {', '.join(map(str, paths))}")
-    return Checkpoint.read(paths[int(step)])
+    return Checkpoint.read(paths_of(name)[-1])
 
 
-def _run_and_step(name: str) -> tuple[Path, str | None]:
-    path, at, step = (name, "", "") if Path(name).exists() else name.rpartition("@")
+def paths_of(name: str | Path) -> list[Path]:
+    """All checkpoints of a run's directory, by step; or the one of RUN@400, or of a checkpoint's own directory."""
+    path, at, step = (name, "", "") if Path(name).exists() else str(name).rpartition("@")
     run = Path(path or name)
     if not run.is_dir():
         state = "is not a directory" if run.exists() else "does not exist"
         raise FileNotFoundError(f"checkpoint: {run} {state}; name a run, RUN@STEP, or the directory of a checkpoint")
-    return run, step if at else None
+    if not at and ((run / NAME).exists() or run.name.startswith(".step-") or _COMMITTED.fullmatch(run.name)):
+        return [run]
+    directory = RunDir(run).checkpoints if RunDir(run).checkpoints.is_dir() else run
+    if not (paths := committed_paths(directory)):
+        raise ValueError(f"checkpoint: there is none in {directory}; is {run} the directory of a run?")
+    if not at:
+        return paths
+    by_step = {_order(path)[0]: path for path in paths}  # of one step, the last
+    if not step.isdecimal() or int(step) not in by_step:
+        raise ValueError(f"checkpoint: {run} has none of step {step!r}; it has {', '.join(map(str, by_step))}")
+    return [by_step[int(step)]]
 
 
 def _order(path: Path) -> tuple[int, int]:

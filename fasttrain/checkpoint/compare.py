@@ -1,17 +1,17 @@
 """How two checkpoints differ: tensor by tensor and bit by bit, whatever numbers of ranks wrote them."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from fasttrain.checkpoint.committed import Checkpoint
 from fasttrain.checkpoint.state import load, saved_tensors
+from fasttrain.grouping import grouped
 
 _AT_ONCE = 256 * 2**20  # bytes of each checkpoint in memory; a larger tensor is read alone
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
@@ -53,7 +53,8 @@ def _of_tensors(one: Checkpoint, other: Checkpoint) -> Iterator[Difference]:
     for name, tensor in common.items():
         if (tensor.size, tensor.properties.dtype) != (others[name].size, others[name].properties.dtype):
             raise ValueError(f"checkpoint: {name} has other shapes in {one.path} and {other.path}: of other models")
-    for group in _groups(common):
+    # Together: a call for each tensor takes much longer than reading it
+    for group in grouped(common, lambda n: math.prod(common[n].size) * common[n].properties.dtype.itemsize, _AT_ONCE):
         a, b = ({n: torch.empty(common[n].size, dtype=common[n].properties.dtype) for n in group} for _ in range(2))
         load(one, a, None)
         load(other, b, None)
@@ -65,21 +66,6 @@ def _of_scales(one: dict[str, float], other: dict[str, float]) -> Iterator[Diffe
         values = one.get(name, "absent"), other.get(name, "absent")
         if values[0] != values[1]:
             yield Difference(tensor=f"scaler.{name}", index=(), values=values, elements=1, relative=math.inf)
-
-
-def _groups(tensors: dict[str, TensorStorageMetadata]) -> Iterable[list[str]]:
-    """Names to read at once: a call for each tensor takes much longer than reading it."""
-    group: list[str] = []
-    size_held = 0
-    for name, tensor in tensors.items():
-        size = math.prod(tensor.size) * tensor.properties.dtype.itemsize
-        if group and size_held + size > _AT_ONCE:
-            yield group
-            group, size_held = [], 0
-        group.append(name)
-        size_held += size
-    if group:
-        yield group
 
 
 def _difference(name: str, one: Tensor, other: Tensor) -> Difference | None:

@@ -37,20 +37,12 @@ Count = Annotated[int, Bounds(0, 2**62)]
 Finite = Annotated[float, Bounds(-1e300, 1e300)]
 
 
-class SavedCursor(TypedDict):
-    """A DataCursor."""
-
-    step: Annotated[int, STEPS]
-    used: dict[str, Count]
-    skips: list[tuple[Annotated[int, STEPS], Annotated[int, STEPS]]]
-
-
 class SavedProgress(TypedDict):
     """The Progress of a run."""
 
     step: Annotated[int, STEPS]
     tokens: Count
-    cursor: SavedCursor
+    cursor: DataCursor
     best_loss: float | None
     misses: Count
     rollbacks: Count

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 )
 def list_command(options: argparse.Namespace) -> int:
     """Exit code 0: all can be read; 1: some cannot; 2: a mistake in the command."""
-    found = [_examine(path, verify=False) for path in _paths(options.run)]
+    from fasttrain.checkpoint.committed import paths_of
+
+    found = [_examine(path, verify=False) for path in paths_of(options.run)]
     readable = [checkpoint for _, checkpoint, _ in found if checkpoint]
     scored = [(c.loss, -c.step, c) for c in readable if c.loss is not None and math.isfinite(c.loss)]
     best = min(scored, key=lambda entry: entry[:2])[2] if scored else None
@@ -51,7 +53,9 @@ def list_command(options: argparse.Namespace) -> int:
 )  # fmt: skip
 def verify_command(options: argparse.Namespace) -> int:
     """Exit code 0: all are valid; 1: some are corrupt; 2: a mistake in the command."""
-    found = [_examine(path, verify=True) for path in _asked_for(options.run)]
+    from fasttrain.checkpoint.committed import paths_of
+
+    found = [_examine(path, verify=True) for path in paths_of(options.run)]
     screen = console()
     rows = table(screen, "step", "size", "")
     for path, checkpoint, fault in found:
@@ -73,14 +77,20 @@ def verify_command(options: argparse.Namespace) -> int:
 )
 def prune_command(options: argparse.Namespace) -> int:
     """Exit code 0: done, and all that is left is valid; 1: something is corrupt, or cannot be deleted; 2: a mistake."""
+    from fasttrain.checkpoint.committed import paths_of
     from fasttrain.checkpoint.retention import delete, expendable
     from fasttrain.config import CheckpointConfig
     from fasttrain.fs import exclusive_lock
     from fasttrain.rundir import RunDir
 
-    _paths(options.run)  # raises before the lock makes its directory
-    with exclusive_lock(RunDir(options.run).lock, f"another process is training in {options.run}"):
-        found = [_examine(path, verify=True) for path in _paths(options.run)]
+    rundir = RunDir(options.run)
+    paths_of(options.run)  # raises before the lock makes its directory
+    if not rundir.checkpoints.is_dir():
+        raise ValueError(
+            f"{options.run} is not the directory of a run; name the one with {rundir.checkpoints.name} in it"
+        )
+    with exclusive_lock(rundir.lock, f"another process is training in {options.run}"):
+        found = [_examine(path, verify=True) for path in paths_of(options.run)]
         valid = [checkpoint for _, checkpoint, fault in found if checkpoint and not fault]
         problems = [f"{path.name} is corrupt and stays: {fault}" for path, _, fault in found if fault]
         # Only valid ones count: a corrupt checkpoint does not make a valid one expendable
@@ -135,33 +145,3 @@ def _cells(checkpoint: Checkpoint) -> tuple[str, str, str]:
     """Step, loss and size."""
     loss = "" if checkpoint.loss is None else f"{checkpoint.loss:.4f}"
     return str(checkpoint.step), loss, disk_size(checkpoint.bytes)
-
-
-def _paths(run: Path) -> list[Path]:
-    """Every checkpoint of a run by step; an error if it has none."""
-    from fasttrain.checkpoint.committed import committed_paths
-    from fasttrain.rundir import RunDir
-
-    if not run.is_dir():
-        raise FileNotFoundError(f"{run} {'is not a directory' if run.exists() else 'does not exist'}; name a run")
-    if not (paths := committed_paths(RunDir(run).checkpoints)):
-        raise ValueError(f"there are no checkpoints in {RunDir(run).checkpoints}; is {run} the directory of a run?")
-    return paths
-
-
-def _asked_for(name: str) -> list[Path]:
-    """All checkpoints of a run; or the one that RUN@STEP or its own directory means."""
-    from fasttrain.checkpoint.committed import committed_paths
-
-    path = Path(name)
-    if path.name.startswith("step-"):
-        if path not in committed_paths(path.parent):
-            raise FileNotFoundError(f"{path} does not exist; name a run, RUN@STEP, or the directory of a checkpoint")
-        return [path]
-    run, at, step = name.rpartition("@")
-    if not at or path.exists():
-        return _paths(path)
-    by_step = {int(found.name.split("-")[1]): found for found in _paths(Path(run))}  # of one step, the last
-    if not step.isdecimal() or int(step) not in by_step:
-        raise ValueError(f"{run} has no checkpoint of step {step!r}; it has {', '.join(map(str, by_step))}")
-    return [by_step[int(step)]]

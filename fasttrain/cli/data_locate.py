@@ -20,7 +20,7 @@ from fasttrain.cli.options import RUN_DIRECTORY, command, flag, number, one_of, 
 from fasttrain.units import plural
 
 Line = dict[str, Any]  # an Excerpt, or an Occurrence of a document; its step counts from 1
-DOCUMENT_COLUMNS = ("step", "rank", "row", "component", "tokens of the stream", "document", "bytes of it", "source")
+DOCUMENT_COLUMNS = ("step", "rank", "row", "component", "tokens of the stream", "document", "source")
 STEP_COLUMNS = ("step", "rank", "row", "document", "sample", "tokens of the stream")
 
 
@@ -122,10 +122,8 @@ def _print(options: argparse.Namespace, lines: Iterable[Line], columns: tuple[st
 
 def _cells(line: Line) -> dict[str, str]:
     """What stands in each column."""
-    spans = {"tokens of the stream": (line["start"], line["stop"]), "bytes of it": line.get("bytes")}
-    cells = {name: "" if span is None else f"{span[0]:,} - {span[1]:,}" for name, span in spans.items()}
-    cells |= {name: "" if value is None else escape(str(value)) for name, value in line.items()}
-    return cells | {"rank": cells["dp_rank"]}
+    cells = {name: "" if value is None else escape(str(value)) for name, value in line.items()}
+    return cells | {"rank": cells["dp_rank"], "tokens of the stream": f"{line['start']:,} - {line['stop']:,}"}
 
 
 def _title(line: Line) -> str:

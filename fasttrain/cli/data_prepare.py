@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
 
 from fasttrain.bounds import Bounds
-from fasttrain.cli.options import command, flag, group, number, numbers, option
+from fasttrain.cli.options import command, flag, group, number, numbers, option, table
 from fasttrain.config import PrepareConfig
 from fasttrain.units import clock
 
@@ -132,20 +131,16 @@ def _summarize(prepared: Prepared, console: Console) -> None:
 
     dataset = Dataset(prepared.path)
     splits = dataset.manifest.splits
-    table = Table("", "documents", "tokens", "MB of text", "bytes per token", box=None)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    rows = table(console, "", "documents", "tokens", "MB of text", "bytes per token")
     for name, split in splits.items():
         sizes = (f"{split.documents:,}", f"{split.tokens:,}", f"{split.bytes / 1e6:,.1f}")
-        table.add_row(name, *sizes, f"{split.bytes / split.tokens:.2f}")
+        rows.add_row(name, *sizes, f"{split.bytes / split.tokens:.2f}")
     console.print(f"{prepared.path}: vocabulary of {dataset.vocab:,}, {dataset.manifest.dtype}")
-    console.print(table, soft_wrap=False)
+    console.print(rows, soft_wrap=False)
     if prepared.dropped:
         console.print(f"\ndropped documents, each with its file and line in {prepared.path}/dropped.jsonl:")
     for reason, count in prepared.dropped.items():
         console.print(f"  {count:>9,} {reason:<13} first: {prepared.examples[reason]}", markup=False)
-    if prepared.spelled:
-        console.print(f"\n{prepared.spelled:,} documents spell the separator; it is text there, and ends nothing")
     if "validation" not in splits:
         console.print(
             "\nno document was held out, and training has nothing to validate on: add documents, raise --validation, "

@@ -1,6 +1,6 @@
 """fasttrain doctor: what this machine has, what a run will use of it, and what is missing and how to get it.
 
-Runs every op once against its reference, and measures matmuls, memory and the disk.
+Runs every op once against its reference, and measures matmuls and the disk.
 """
 
 import argparse

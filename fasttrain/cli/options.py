@@ -187,7 +187,7 @@ def console() -> Console:
 
 FIGURES = {  # columns of tables, to the right
     "step", "size", "loss", "perplexity", "bits per byte", "accuracy", "tokens", "value", "stderr", "samples",
-    "fewshot",
+    "fewshot", "documents", "MB of text", "bytes per token",
 }  # fmt: skip
 
 

@@ -8,15 +8,16 @@ import os
 import platform
 import shutil
 import sysconfig
+import uuid
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
-from fasttrain.data.dataset import PARTIAL, SourceFile
+from fasttrain.data.dataset import PARTIAL, RECORD, SourceFile
 from fasttrain.data.prepare.tokenizer import encoder_of, trained_on
-from fasttrain.data.writer import DatasetWriter, holds_out
+from fasttrain.data.writer import DatasetFiles, holds_out
 from fasttrain.fs import exclusive_lock
 
 RECIPE = 2  # of everything below: a change that changes a file takes the next number
@@ -56,21 +57,22 @@ def _build(path: Path, sources: Path) -> None:
     console = Console(stderr=True)
     console.print(f"preparing the default dataset, once: {path}", highlight=False, soft_wrap=True)
     tokenizer = trained_on([text for _, text in texts[::TOKENIZER_EVERY]], VOCAB)
-    writer = DatasetWriter(
-        path,
-        tokenizer=tokenizer.json,
-        vocab=tokenizer.size,
-        separator=tokenizer.separator,
-        source=f"the standard library of Python {platform.python_version()}, {sources}",
-        files=[SourceFile.at(file) for file, _ in texts],
-    )
-    dtype = np.dtype(np.int64)
-    tokens = encoder_of(tokenizer, dtype)([text for _, text in texts])
-    with writer:
-        for number, ((_, text), ids) in enumerate(zip(texts, tokens, strict=True)):
-            data = text.encode()
+    partial = path.with_name(f".{path.name}{PARTIAL}{uuid.uuid4().hex[:8]}")
+    partial.mkdir(parents=True)
+    try:
+        files = DatasetFiles(partial, vocab=tokenizer.size, separator=tokenizer.separator)
+        separator = np.array([tokenizer.separator], files.dtype)
+        encoded = encoder_of(tokenizer, files.dtype)([text for _, text in texts])
+        for number, ((_, text), ids) in enumerate(zip(texts, encoded, strict=True)):
+            data, tokens = text.encode(), np.concatenate([separator, np.frombuffer(ids, files.dtype)])
             split = "validation" if holds_out(data, VALIDATION) else "train"
-            writer.add(split, np.frombuffer(ids, dtype), num_bytes=len(data), source=(0, 1, number, len(data)))
+            record, lengths = np.array([(0, 1, number, len(data))], RECORD), np.array([len(tokens)])
+            files.add(split, tokens, lengths=lengths, num_bytes=len(data), sources=record)
+        name = f"the standard library of Python {platform.python_version()}, {sources}"
+        listed = [SourceFile.at(file).dump() for file, _ in texts]
+        files.complete(path, tokenizer=tokenizer.json, source=name, sources=listed)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # gone already once complete
 
 
 def _texts(sources: Path) -> list[tuple[Path, str]]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -188,12 +188,6 @@ class SourceFile:
 
     def dump(self) -> str:
         return json.dumps(dict(path=str(self.path), size=self.size, mtime_ns=self.mtime_ns)) + "\n"
-
-    def is_unchanged(self) -> bool:
-        """Whether the file is still there, with the size and the time of then."""
-        with suppress(OSError):
-            return SourceFile.at(self.path) == self
-        return False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,9 @@ that belongs to one document is an Excerpt.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +21,7 @@ from fasttrain.data.segments import DataSegment, read_segments, segment_at
 from fasttrain.data.stream import TokenStream
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    pass
 
 SPLIT = "train"
 
@@ -46,7 +44,6 @@ class Excerpt(Occurrence):
 
     component: str  # "" where there is one dataset
     document: int | None  # None: the data has no index
-    bytes: tuple[int, int] | None  # of the document's text, if its tokens tell
     source: DocumentSource | None
 
 
@@ -69,7 +66,6 @@ def locate(run: Path, step: int) -> Iterator[Excerpt]:
     segment = segment_at(run, step)
     data, T = segment.open(), segment.data.sequence
     batches = segment.batches(data)
-    lengths = {name: text_lengths(dataset) for name, dataset in data.datasets.items()}
     for number, (part, sample) in enumerate(zip(*batches.rows_at(step), strict=True)):
         name, stream, *_ = batches.components[part]
         dataset = data.datasets[name]
@@ -78,7 +74,7 @@ def locate(run: Path, step: int) -> Iterator[Excerpt]:
             source = None if document is None else dataset.source(SPLIT, document)
             yield Excerpt(
                 step=step, dp_rank=dp_rank, row=row, component=name, sample=int(sample), start=start, stop=stop,
-                document=document, source=source, bytes=_bytes(stream, start, stop, document, lengths[name]),
+                document=document, source=source,
             )  # fmt: skip
 
 
@@ -133,31 +129,8 @@ def documents_from(dataset: AnyDataset, path: str) -> list[int]:
 def text_of(dataset: AnyDataset, start: int, stop: int) -> str:
     """Tokens of the training split, decoded; as numbers where there is no tokenizer."""
     tokens = dataset.split(SPLIT).windows(np.array([start]), stop - start)[0].tolist()
-    tokenizer = _tokenizer(dataset)
+    tokenizer = dataset.tokenizer()
     return tokenizer.decode(tokens, skip_special_tokens=False) if tokenizer else " ".join(map(str, tokens))
-
-
-def text_lengths(dataset: AnyDataset) -> np.ndarray | None:  # -> (vocab,) int64
-    """Bytes of text that each token stands for; None where tokens alone do not tell."""
-    tokenizer = _tokenizer(dataset)
-    if tokenizer is None:
-        return None
-    content = json.loads(tokenizer.to_str())
-    if content["normalizer"] or (content["decoder"] or {}).get("type") != "ByteLevel":
-        return None
-    # A byte-level token is written with one character for each byte; an added one as it is. Special ones are no text.
-    added = {
-        token["id"]: 0 if token["special"] else len(token["content"].encode()) for token in content["added_tokens"]
-    }
-    lengths = np.zeros(dataset.vocab, np.int64)
-    for token, number in tokenizer.get_vocab().items():
-        lengths[number] = added.get(number, len(token))
-    return lengths
-
-
-@lru_cache(maxsize=8)
-def _tokenizer(dataset: AnyDataset) -> Tokenizer | None:
-    return dataset.tokenizer()
 
 
 def _documents(stream: TokenStream, start: int, length: int) -> Iterator[tuple[int, int, int | None]]:
@@ -174,17 +147,6 @@ def _documents(stream: TokenStream, start: int, length: int) -> Iterator[tuple[i
         end = min(stop, int(stream.document_ends[document]))
         yield start, end, document
         start = end
-
-
-def _bytes(
-    stream: TokenStream, start: int, stop: int, document: int | None, lengths: np.ndarray | None
-) -> tuple[int, int] | None:
-    """The bytes of a document's text that tokens [start, stop) stand for. lengths: text_lengths."""
-    if document is None or lengths is None:
-        return None
-    begin, _ = document_span(stream, document)
-    sizes = lengths[stream.windows(np.array([begin]), stop - begin)[0]]
-    return int(sizes[: start - begin].sum()), int(sizes.sum())
 
 
 def step_of_token(tokens: list[int], position: int) -> int:

@@ -200,7 +200,6 @@ class DocumentIndex:
     def __init__(self, count: int, at: EndsAt) -> None:
         self._count, self._at = count, at
         self._block = max(4096, math.isqrt(count))
-        self._looked_for = 0
 
     def __len__(self) -> int:
         return self._count
@@ -211,7 +210,7 @@ class DocumentIndex:
 
     def searchsorted(self, positions: np.ndarray, /, side: Literal["left", "right"]) -> np.ndarray:
         """Count, as that of an array: how many documents end before each position, or (right) at it."""
-        blocks = np.maximum(self._first_ends_before(positions, side) - 1, 0) * self._block
+        blocks = np.maximum(self._first_ends.searchsorted(positions, side=side) - 1, 0) * self._block
         found = blocks.copy()
         for first in np.unique(blocks).tolist():
             mine = np.flatnonzero(blocks == first)
@@ -223,17 +222,3 @@ class DocumentIndex:
     def _first_ends(self) -> np.ndarray:
         """The end of each block's first document."""
         return self._at(np.arange(0, self._count, self._block))
-
-    def _first_ends_before(self, positions: np.ndarray, side: Literal["left", "right"]) -> np.ndarray:
-        """How many of them: those that bisection needs are read, and all as soon as that costs fewer reads."""
-        low, high = np.zeros(len(positions), np.int64), np.full(len(positions), -(-self._count // self._block))
-        self._looked_for += len(positions)
-        if self._looked_for * math.log2(1 + high[0]) > high[0]:
-            return self._first_ends.searchsorted(positions, side=side)
-        while (open_ := np.flatnonzero(low < high)).size:
-            middle = (low + high)[open_] // 2
-            ends, wanted = self._at(middle * self._block), positions[open_]
-            before = ends < wanted if side == "left" else ends <= wanted
-            low[open_] = np.where(before, middle + 1, low[open_])
-            high[open_] = np.where(before, high[open_], middle)
-        return low

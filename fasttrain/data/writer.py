@@ -1,18 +1,18 @@
-"""Writing a dataset: documents go to a directory with a temporary name, which gets its own name once it is whole."""
+"""Writing a dataset: documents go to a directory with a temporary name, which gets its own name once it is whole.
+
+A process that is killed leaves the former, .NAME.partial-..., which never opens as a dataset.
+"""
 
 import hashlib
 import os
-import shutil
-import uuid
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fasttrain.data.dataset import NAME, PARTIAL, RECORD, Manifest, SourceFile, Split
+from fasttrain.data.dataset import NAME, Manifest, Split
 from fasttrain.fs import FileChecksum, HashedFile, sync, write_file
 
 TOKENIZER = "tokenizer.json"
@@ -33,62 +33,6 @@ def refuse_to_overwrite(path: Path) -> None:
         raise FileExistsError(f"dataset: {path} exists; choose another directory, or delete it first")
 
 
-class DatasetWriter(AbstractContextManager["DatasetWriter"]):
-    """Use as a context: leaving it completes the dataset, an exception within it discards everything.
-
-    A process that is killed leaves a directory named .NAME.partial-..., which never opens as a dataset.
-    """
-
-    def __init__(
-        self,
-        path: Path, *, tokenizer: str, vocab: int, separator: int, source: str, shard_tokens: int = SHARD_TOKENS,
-        files: list[SourceFile] | None = None,  # that documents come from; `add` then says which, and where
-    ) -> None:  # fmt: skip
-        self.path = Path(path)
-        refuse_to_overwrite(self.path)
-        self._vocab, self._separator = vocab, separator
-        self._tokenizer, self._source, self._sources = tokenizer, source, files
-        self._partial = self.path.parent / f".{self.path.name}{PARTIAL}{uuid.uuid4().hex[:8]}"
-        self._partial.mkdir(parents=True)
-        self._files = DatasetFiles(self._partial, vocab=vocab, separator=separator, shard_tokens=shard_tokens)
-
-    def add(
-        self,
-        split: str,
-        tokens: np.ndarray,  # (n,) integers
-        *,
-        num_bytes: int,
-        source: tuple[int, int, int, int] | None = None,  # a RECORD
-    ) -> None:
-        """Append a document of `num_bytes` bytes of text. The separator is written here, once."""
-        number = self._files.documents(split)
-        if len(tokens) == 0:
-            raise ValueError(f"dataset: document {number} of {split} is empty; drop empty documents")
-        low, high = tokens.min(), tokens.max()
-        if low < 0 or high >= self._vocab:
-            raise ValueError(
-                f"dataset: document {number} of {split} has tokens from {low} to {high}, outside the vocabulary of "
-                f"{self._vocab}; is this the right tokenizer?"
-            )
-        if (tokens == self._separator).any():
-            raise ValueError(
-                f"dataset: document {number} of {split} contains the separator {self._separator}, which is added "
-                "between documents; encode text without special tokens"
-            )
-        assert (source is None) == (self._sources is None), "all documents have a source, or none"
-        whole = np.concatenate([[self._separator], tokens]).astype(self._files.dtype)
-        sources = None if source is None else np.array([source], RECORD)
-        self._files.add(split, whole, lengths=np.array([len(whole)]), num_bytes=num_bytes, sources=sources)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                sources = None if self._sources is None else [file.dump() for file in self._sources]
-                self._files.complete(self.path, tokenizer=self._tokenizer, source=self._source, sources=sources)
-        finally:
-            shutil.rmtree(self._partial, ignore_errors=True)  # gone already once complete
-
-
 class DatasetFiles:
     """The growing files of a dataset in a directory. state: what `sync` returned, to continue from there."""
 
@@ -102,9 +46,6 @@ class DatasetFiles:
         self._splits = {
             name: _SplitWriter(directory, name, shard_tokens, split) for name, split in (state or {}).items()
         }
-
-    def documents(self, split: str) -> int:
-        return self._splits[split].documents if split in self._splits else 0
 
     def add(
         self,

@@ -6,35 +6,25 @@ Dropout and initializer_range are settings of a training run, not of the model: 
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, get_type_hints
+from typing import Any, TypedDict, get_type_hints
 
-from fasttrain.config import WIDTH, ModelConfig
+from fasttrain.config import ModelConfig
 from fasttrain.flops import num_parameters
+from fasttrain.hf.names import SETTINGS
 from fasttrain.schema import build, parse
 from fasttrain.units import disk_size
 
 FAMILIES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 NAME = "config.json"
-TAKEN = (
-    "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "qk_norm", "rope_theta", "norm_eps",
-    "tied_head",
-)  # fmt: skip
+TAKEN = (*SETTINGS, "qk_norm", "rope_theta")
 
 
 class StatedConfig(TypedDict, total=False):
-    """What is read of config.json, and is there."""
+    """What is read of config.json beside SETTINGS, and is there."""
 
     model_type: str
     architectures: list[str]
     layer_types: list[str]
-    num_hidden_layers: int
-    hidden_size: int
-    num_attention_heads: Annotated[int, WIDTH]
-    num_key_value_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    rms_norm_eps: float
     rope_theta: float
     partial_rotary_factor: float
     rope_scaling: dict[str, Any]
@@ -49,19 +39,11 @@ def architecture(directory: Path) -> dict[str, int | float | bool]:
     try:
         heads, hidden = content["num_attention_heads"], content["hidden_size"]
         is_qwen3 = content["model_type"] == "qwen3"
-        head_dim = content.get("head_dim") or (128 if is_qwen3 else hidden // heads)  # Transformers' own defaults
-        found = {
-            "layers": content["num_hidden_layers"],
-            "hidden": hidden,
-            "heads": heads,
-            "kv_heads": content.get("num_key_value_heads") or heads,
-            "head_dim": head_dim,
-            "ffn": content["intermediate_size"],
-            "vocab": content["vocab_size"],
+        defaults = dict(num_key_value_heads=heads, rms_norm_eps=1e-6, tie_word_embeddings=False)  # of Transformers
+        stated = defaults | dict(head_dim=128 if is_qwen3 else hidden // heads) | content
+        found = {ours: stated[theirs] for ours, theirs in SETTINGS.items()} | {
             "qk_norm": is_qwen3,
             "rope_theta": build(float, _rope(content).get("rope_theta", 10_000.0), "rope_theta"),
-            "norm_eps": content.get("rms_norm_eps", 1e-6),
-            "tied_head": bool(content.get("tie_word_embeddings", False)),
         }
         _check_size(directory, ModelConfig(**found))
         return found
@@ -91,9 +73,10 @@ def _read(directory: Path) -> dict[str, Any]:
         )
     try:
         content = build(dict, parse(path.read_text("utf-8")))
-        kinds = get_type_hints(StatedConfig)
+        hints = get_type_hints(ModelConfig, include_extras=True)
+        kinds = {theirs: hints[ours] for ours, theirs in SETTINGS.items()} | get_type_hints(StatedConfig)
         content = {name: value for name, value in content.items() if value is not None}
-        return content | build(StatedConfig, {name: content[name] for name in kinds if name in content})
+        return content | {name: build(kind, content[name], name) for name, kind in kinds.items() if name in content}
     except FileNotFoundError:
         raise FileNotFoundError(
             f"from_hf: {directory} has no {NAME}, so it is no Hugging Face checkpoint; a run of fasttrain is started "

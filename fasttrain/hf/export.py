@@ -9,7 +9,7 @@ In memory are one file of the result, and what is read at once for it. Optimizer
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from fasttrain.data.segments import segment_at
 from fasttrain.distributed.runtime import DTYPES
 from fasttrain.events import STARTS
 from fasttrain.fs import free_bytes, new_directory
+from fasttrain.grouping import grouped
 from fasttrain.hf.names import INDEX, SINGLE, huggingface_config, parts
 from fasttrain.metrics.jsonl import read_events, read_validations
 from fasttrain.rundir import RunDir
@@ -65,7 +66,7 @@ class Weights:
 
     def files(self, most: int) -> dict[str, list[str]]:
         """Names of files, at most so many bytes each unless one tensor has more, and the tensors in them."""
-        groups = list(_groups({name: math.prod(x) * self.dtype.itemsize for name, x in self.shapes.items()}, most))
+        groups = list(grouped(self.shapes, lambda name: math.prod(self.shapes[name]) * self.dtype.itemsize, most))
         if len(groups) == 1:
             return {SINGLE: groups[0]}
         return {f"model-{i:05}-of-{len(groups):05}.safetensors": names for i, names in enumerate(groups, 1)}
@@ -93,7 +94,7 @@ class Weights:
         saved = reader.tensors
         names = {f"model.{ours}": rows for ours, rows in self.packed.items()}
         sizes = {name: math.prod(saved[name].size) * saved[name].properties.dtype.itemsize for name in names}
-        for group in _groups(sizes, most):
+        for group in grouped(names, sizes.__getitem__, most):
             state = {name: torch.empty(saved[name].size, dtype=saved[name].properties.dtype) for name in group}
             load(self.checkpoint, state, None, reader)
             check_finite(state, self.checkpoint)
@@ -101,20 +102,6 @@ class Weights:
                 rows = names[name]
                 for theirs, part in zip(rows, state.pop(name).split(list(rows.values())), strict=True):
                     yield theirs, part.to(self.dtype)
-
-
-def _groups(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
-    """Names in order, as many together as fit."""
-    group: list[str] = []
-    held = 0
-    for name, size in sizes.items():
-        if group and held + size > most:
-            yield group
-            group, held = [], 0
-        group.append(name)
-        held += size
-    if group:
-        yield group
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,43 +6,30 @@ The decoder packs projections that read the same input, and gives each norm to t
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from fasttrain import config
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the files of weights
+SETTINGS = {  # of the model, and what config.json calls them
+    "layers": "num_hidden_layers", "hidden": "hidden_size", "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads", "head_dim": "head_dim", "ffn": "intermediate_size", "vocab": "vocab_size",
+    "norm_eps": "rms_norm_eps", "tied_head": "tie_word_embeddings",
+}  # fmt: skip
 
 
 def huggingface_config(model: config.ModelConfig, *, vocab: int, sequence: int) -> dict[str, Any]:
     """The architecture as config.json has it: the keyword arguments of Qwen3Config or LlamaConfig."""
     family = "Qwen3" if model.qk_norm else "Llama"
-    return {
+    return {theirs: getattr(model, ours) for ours, theirs in SETTINGS.items()} | {
         "model_type": family.lower(),
         "architectures": [f"{family}ForCausalLM"],
         "vocab_size": vocab,
         "max_position_embeddings": sequence,
-        "num_hidden_layers": model.layers,
-        "hidden_size": model.hidden,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "head_dim": model.head_dim,
-        "intermediate_size": model.ffn,
         "hidden_act": "silu",
-        "rms_norm_eps": model.norm_eps,
         "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
-        "tie_word_embeddings": model.tied_head,
         "attention_bias": False,
         "attention_dropout": model.attention_dropout,
         "initializer_range": model.init_std,
     }
-
-
-def to_huggingface(state: Mapping[str, Tensor], model: config.ModelConfig) -> dict[str, Tensor]:
-    """The decoder's state dict under Transformers' names. Split projections are views of the packed ones."""
-    result: dict[str, Tensor] = {}
-    for ours, theirs in parts(model, {name: len(tensor) for name, tensor in state.items()}).items():
-        result.update(zip(theirs, state[ours].split(list(theirs.values())), strict=True))
-    return result
 
 
 def parts(model: config.ModelConfig, rows: Mapping[str, int]) -> dict[str, dict[str, int]]:

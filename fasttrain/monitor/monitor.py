@@ -55,7 +55,7 @@ class Monitor:
             yield Event(step=step, kind=EventKind.FIRST_LOSS, text=text, evidence=dict(loss=loss))
         anomaly = self._spikes.observe(loss, record.grad_norm)
         self._not_finite = self._not_finite + 1 if anomaly and anomaly.kind == "not finite" else 0
-        if anomaly and anomaly.is_new and anomaly.kind in _KINDS:
+        if anomaly and anomaly.is_new:
             yield self._about(replace(anomaly, step=step, steps=self._not_finite or anomaly.steps))
         for finding in [*self._envelope.observe(record.tokens, loss), *self._blocks.observe(record.block_norms)]:
             yield Event(step=step, **finding._asdict())

@@ -8,7 +8,7 @@ Two series are watched, the loss and the logarithm of the gradient norm. Each go
 
 until the score reaches a limit: after 4 steps of z >= 7 for the loss and 6 for the norm, or more steps of less. Then a
 loss is a spike. A norm that rises alone is a warning, no more: it also does so when a model leaves a plateau. A single
-step adds at most 3 to a score, however wild it is: one odd batch, which clipping has dealt with, is a blip.
+step adds at most 3 to a score, however wild it is: one odd batch, which clipping has dealt with, is nothing.
 
 Medians and quartiles ignore the odd ones, and a scale that comes from the run itself fits small and large batches.
 Values of a spike stay in the windows, so that a level which remains becomes the usual one.
@@ -31,7 +31,6 @@ _RECENT = 32  # steps whose median is the present level; it follows a new level 
 _USUAL = 256  # steps that say what noise is usual
 _LARGEST = 7.0  # z that one step can count for
 _EASY = 4.0  # z that is not evidence: the score grows above it and decays below
-_BLIP = 6.0  # z of a step that is odd by itself
 _NEEDED = {LOSS: 12.0, NORM: 18.0}  # score
 _LASTING: dict[str, Literal["warning", "spike"]] = {LOSS: "spike", NORM: "warning"}
 # Smallest spread, for runs with next to no noise. z = 6 is then 0.06 nats, or twice the usual norm.
@@ -80,7 +79,7 @@ class SpikeDetector:
         self._skipped = state["skipped"]
 
 
-_GRAVITY = {"blip": 1, "warning": 2, "spike": 3, "not finite": 4}
+_GRAVITY = {"warning": 1, "spike": 2, "not finite": 3}
 
 
 class _Series:
@@ -108,12 +107,11 @@ class _Series:
         self._score = min(max(0.0, self._score + min(z, _LARGEST) - _EASY), 2 * _NEEDED[self._name])
         self._steps = self._steps + 1 if self._score else 0
         self._reported = self._reported and self._score > 0
-        lasting = self._reported or self._score >= _NEEDED[self._name]
-        if not lasting and z < _BLIP:
+        if not self._reported and self._score < _NEEDED[self._name]:
             return None
         expected = value - residual + usual
         anomaly = Anomaly(
-            kind=_LASTING[self._name] if lasting else "blip",
+            kind=_LASTING[self._name],
             is_new=not self._reported,
             series=self._name,
             value=shown,
@@ -121,7 +119,7 @@ class _Series:
             z=z,
             steps=self._steps,
         )
-        self._reported = lasting
+        self._reported = True
         return anomaly
 
     def state(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ and whether it was the likeliest.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fasttrain.data.batches import IGNORED
+from fasttrain.grouping import grouped
 from fasttrain.tools.generate import Sampling, generate
 from fasttrain.tools.trained_model import TrainedModel
 
@@ -113,7 +114,7 @@ class Harness(TemplateLM):
         # The end of what is too long for the model; of a continuation that is, too
         short = [(ids, continuation[-T:]) for ids, continuation in pairs]
         fitting = [(ids[-(T + 1 - len(continuation)) :], continuation) for ids, continuation in short]
-        return [score for pack in _packs(fitting, self._batch * T) for score in self._pack_scores(pack)]
+        return [score for pack in grouped(fitting, _inputs_of, self._batch * T) for score in self._pack_scores(pack)]
 
     def _pack_scores(self, pack: Sequence[Pair]) -> Iterator[tuple[float, bool]]:
         inputs = [(context + continuation)[:-1] for context, continuation in pack]
@@ -160,15 +161,6 @@ def _manager(tasks: Sequence[str], include: Path | None) -> TaskManager:
     )
 
 
-def _packs(pairs: Iterable[Pair], most: int) -> Iterator[list[Pair]]:
-    """Neighbours that have at most so many tokens together."""
-    pack, tokens = list[Pair](), 0
-    for pair in pairs:
-        length = len(pair[0]) + len(pair[1]) - 1
-        if pack and tokens + length > most:
-            yield pack
-            pack, tokens = [], 0
-        pack.append(pair)
-        tokens += length
-    if pack:
-        yield pack
+def _inputs_of(pair: Pair) -> int:
+    """Tokens that the model reads of it."""
+    return len(pair[0]) + len(pair[1]) - 1

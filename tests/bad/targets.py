@@ -19,7 +19,6 @@ from fasttrain.config import Config, ModelConfig
 from fasttrain.config_toml import from_toml
 from fasttrain.data.datasets import AnyDataset, open_dataset
 from fasttrain.data.formats.dataset import Described
-from fasttrain.data.locate import text_lengths
 from fasttrain.data.prepare.tokenizer import encoder_of, loaded
 from fasttrain.data.segments import segment_at
 from fasttrain.hf.config import architecture
@@ -56,7 +55,6 @@ def use_dataset(dataset: AnyDataset) -> None:
         stream.boundaries(starts, stream.windows(starts, length))
         dataset.bytes_per_token(name)
         dataset.source(name, 0)
-    text_lengths(dataset)
     assert dataset.digest
 
 
@@ -84,13 +82,6 @@ def read_run(run: Path) -> None:
 def locate(run: Path) -> None:
     main(["data", "locate", str(run), "--step", "1-2"])
     main(["data", "locate", str(run), "--document", "3"])
-
-
-def draw(run: Path) -> None:
-    from fasttrain.tools.report.picture import draw
-
-    columns_of.cache_clear()
-    draw(read_records([run]), run / "curves.svg")
 
 
 def start_from(directory: Path) -> None:
@@ -174,7 +165,6 @@ TARGETS: dict[str, dict[str, Target]] = {  # by the directory that is changed
         "config.toml of a run": Target("config.toml", changed_bytes, read_run),
         "metrics.jsonl, values": Target("metrics.jsonl", changed_lines, read_run),
         "metrics.jsonl, bytes": Target("metrics.jsonl", changed_bytes, read_run),
-        "metrics.jsonl, picture": Target("metrics.jsonl", changed_lines, draw),
         "metrics.jsonl, locate": Target("metrics.jsonl", changed_lines, locate),
         "validation.jsonl": Target("validation.jsonl", changed_lines, read_run),
         "events.jsonl": Target("events.jsonl", changed_lines, read_run),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from fasttrain.data.writer import DatasetWriter
+from tests.datasets import DatasetWriter
 from tests.runs import train
 
 

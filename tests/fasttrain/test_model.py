@@ -20,11 +20,12 @@ from fasttrain.config import ModelConfig
 from fasttrain.data.batches import IGNORED
 from fasttrain.distributed.parallelize import _wrap
 from fasttrain.flops import flops_per_token, num_parameters
-from fasttrain.hf.names import huggingface_config, parts, to_huggingface
+from fasttrain.hf.names import huggingface_config, parts
 from fasttrain.model import Decoder
 from fasttrain_kernels import cpp
 from fasttrain_kernels._registration import kernels_on_cpu
 from fasttrain_kernels.testing import interpret
+from tests.fasttrain.hf.names import to_huggingface
 
 VOCAB, SEQUENCE = 97, 24
 TINY = ModelConfig(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, ffn=80, init_std=0.1)
@@ -177,7 +178,8 @@ def test_initial_weights_depend_on_the_seed_and_on_nothing_else():
 
 def test_two_fsdp_ranks_start_and_step_as_a_single_process():
     """Each rank materialises its shard only; rows do not divide evenly. FSDP gathers for loss and logits alike."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", __file__]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    command += ["-m", "tests.fasttrain.test_model"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr[-4000:]
 

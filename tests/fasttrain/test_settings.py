@@ -29,11 +29,11 @@ import fasttrain_kernels
 from fasttrain.checkpoint.committed import find, list_checkpoints
 from fasttrain.config import Config
 from fasttrain.data.datasets import open_dataset
-from fasttrain.data.writer import DatasetWriter
 from fasttrain.hf.export import describe, export
 from fasttrain.metrics.jsonl import read_events, read_metrics, read_validations
 from fasttrain.train import main
 from fasttrain.train.state import TrainState
+from tests.datasets import DatasetWriter
 
 BASE: dict[str, Any] = {
     "model.layers": 2, "model.hidden": 16, "model.heads": 2, "model.kv_heads": 2, "model.head_dim": 8, "model.ffn": 16,

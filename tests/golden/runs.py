@@ -26,9 +26,9 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from fasttrain.data.batches import Batch, Batches
-from fasttrain.data.writer import DatasetWriter
 from fasttrain.train import main
 from fasttrain_kernels import cpp
+from tests.datasets import DatasetWriter
 from tests.faults.processes import Training
 from tests.ranks import run_ranks
 from tests.runs import weights

@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from bench.nullgpu.__main__ import ENVIRONMENT, ROOT
-from fasttrain.data.writer import DatasetWriter
+from tests.datasets import DatasetWriter
 
 SECONDS = 240  # of one process: compiling is the longest
 # Commands, one after the other in one process: torch is imported once.

@@ -6,14 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fasttrain import config
 from fasttrain.data.dataset import Dataset
-from fasttrain.data.lint.documents import EDGES, Lengths, Separators, check_index
-from fasttrain.data.lint.findings import LintFinding, LintReport, Profile, Severity
+from fasttrain.data.lint.documents import Lengths, Separators, check_index
+from fasttrain.data.lint.findings import LintFinding, LintReport, Severity
 from fasttrain.data.lint.repetition import SPAN_TOKENS, Duplicates, Hasher, Loops, leak
-from fasttrain.data.lint.split import BINS, TokenChunk, TokenSource
+from fasttrain.data.lint.split import TokenChunk, TokenSource
 from fasttrain.data.lint.tokens import TokenUse, text_findings
 
 if TYPE_CHECKING:
@@ -32,15 +30,13 @@ def lint(
     *,
     splits: Sequence[str] | None = None,
     quick: bool = False,
-    sequence: int | None = None,
     max_examples: int = 3,
     chunk: int = CHUNK_TOKENS,
     on_progress: Callable[[int], None] = lambda tokens: None,
 ) -> LintReport:
     """Look for what is wrong with the tokens of a dataset.
 
-    quick: samples of them, in about a second at any size. sequence: tokens of a sample, to compare documents with.
-    on_progress is called with the number of tokens that were read.
+    quick: samples of them, in about a second at any size. on_progress gets the number of tokens that were read.
     """
     begin = time.perf_counter()
     tokenizer, findings = _tokenizer(dataset)
@@ -48,7 +44,7 @@ def lint(
     found: dict[str, _Split] = {}
     for name in splits or dataset.splits:
         source = TokenSource(dataset, name, tokenizer, max_examples=max_examples)
-        found[name] = split = _Split(source, hasher, sequence)
+        found[name] = split = _Split(source, hasher)
         findings += check_index(source, quick=quick)  # before its documents are looked at
         for part in source.chunks(SAMPLE, samples=SAMPLES) if quick else source.chunks(chunk):
             split.add(part)
@@ -60,7 +56,6 @@ def lint(
     return LintReport(
         dataset=str(dataset.path), quick=quick, seconds=time.perf_counter() - begin, findings=tuple(findings),
         read={name: split.read for name, split in found.items()},
-        profiles={name: split.profile() for name, split in found.items()},
     )  # fmt: skip
 
 
@@ -85,16 +80,14 @@ def _tokenizer(dataset: AnyDataset) -> tuple[Tokenizer | None, list[LintFinding]
 class _Split:
     """The checks of one split."""
 
-    def __init__(self, source: TokenSource, hasher: Hasher | None, sequence: int | None) -> None:
+    def __init__(self, source: TokenSource, hasher: Hasher | None) -> None:
         self.source, self.read, self._quick = source, 0, hasher is None
         self.separators, self.token_use = Separators(source), TokenUse(source, quick=self._quick)
-        self.loops, self.lengths = Loops(source), Lengths(source, sequence)
+        self.loops, self.lengths = Loops(source), Lengths(source)
         self.duplicates = None if hasher is None else Duplicates(source, hasher)
-        self._read_along = np.zeros(BINS, np.int64)
 
     def add(self, chunk: TokenChunk) -> None:
         self.read += len(chunk)
-        self._read_along += self.source.bins_of(chunk)
         for check in (self.separators, self.token_use, self.loops):
             check.add(chunk)
         if self.source.ends is not None or not self._quick:  # otherwise only short documents lie in a sample whole
@@ -114,23 +107,6 @@ class _Split:
             *self.lengths.findings(),
         ]
 
-    def profile(self) -> Profile:
-        read = np.where(self._read_along, self._read_along, np.nan)
-        along = {
-            "separators": self.separators.along / read * 1e6,
-            "doubled separators": self.separators.doubled_along / read * 1e6,
-            "loops": self.loops.along / read,
-        }
-        if self.duplicates is not None:
-            along["copies"] = self.duplicates.along(self.duplicates.documents)
-            along["repeated text"] = self.duplicates.along(self.duplicates.spans)
-        used = np.flatnonzero(self.lengths.counts)
-        last = int(used[-1]) + 1 if len(used) else 1
-        return Profile(
-            tokens=len(self.source), lengths=self.lengths.counts[:last], length_edges=EDGES[: last + 1],
-            histogram=self.token_use.histogram[:-1], along=along,
-        )  # fmt: skip
-
 
 def suspicions(datasets: Iterable[AnyDataset], settings: config.DataConfig) -> list[str]:
     """List what may be wrong, a line each. Errors raise, unless data.lint says that they are suspicions only."""
@@ -140,7 +116,7 @@ def suspicions(datasets: Iterable[AnyDataset], settings: config.DataConfig) -> l
     for dataset in datasets:
         if isinstance(dataset, Dataset):
             dataset.verify(VERIFIED_BYTES)
-        report = lint(dataset, quick=True, sequence=settings.sequence, max_examples=1)
+        report = lint(dataset, quick=True, max_examples=1)
         errors = report.having("error")
         if errors and settings.lint == "stop":
             found = "\n".join(f"  {_line(error)}" for error in errors)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fasttrain.data.lint.findings import SYSTEMATIC, LintFinding, Severity, graded
-from fasttrain.data.lint.split import BINS, HitCounter, TokenChunk, TokenSource
+from fasttrain.data.lint.split import HitCounter, TokenChunk, TokenSource
 
 INDEX_BLOCK = 2**16  # documents at a time
 INDEX_SAMPLES, INDEX_SAMPLE = 64, 2**9  # of the quick part: a page each
@@ -46,7 +46,6 @@ class Separators:
         self._source, self._name = source, source.name(source.separator or 0)
         self._tokens = self._found = self._documents = self._ended = self._trailing = 0
         self._doubled, self._missing, self._inside, self._empty = (source.counter() for _ in range(4))
-        self.along, self.doubled_along = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
 
     def add(self, chunk: TokenChunk) -> None:
         separator = self._source.separator
@@ -59,8 +58,6 @@ class Separators:
         later = here[here > 0]
         doubled = later[chunk.around[later - 1 - chunk.first] == separator]
         self._doubled.add(doubled)
-        self.along += self._source.bins(here)
-        self.doubled_along += self._source.bins(doubled)
         if self._source.ends is not None:
             self._compare(chunk, here, doubled, separator)
 
@@ -129,12 +126,12 @@ class Separators:
 
 
 class Lengths:
-    """Percentiles, and the share of documents that are very short or longer than a sample."""
+    """Percentiles, and the share of documents that are very short."""
 
-    def __init__(self, source: TokenSource, sequence: int | None) -> None:
-        self._source, self._sequence = source, sequence
+    def __init__(self, source: TokenSource) -> None:
+        self._source = source
         self.counts = np.zeros(len(EDGES), np.int64)
-        self._documents = self._longer = self._longest = self._total = 0
+        self._documents = self._longest = self._total = 0
         self._tiny = source.counter()
 
     def add(self, chunk: TokenChunk) -> None:
@@ -147,8 +144,6 @@ class Lengths:
         self._total += int(lengths.sum())
         self._longest = max(self._longest, int(lengths.max()))
         self._tiny.add((chunk.ends - lengths)[lengths <= TINY_TOKENS])
-        if self._sequence is not None:
-            self._longer += int((lengths > self._sequence).sum())
 
     def findings(self) -> list[LintFinding]:
         documents = self._documents
@@ -159,8 +154,6 @@ class Lengths:
         mean, severity = self._total / documents, graded(self._tiny.count, documents, (MAX_TINY, 1.0))
         text = f"5% of {documents:,} documents have up to {low:,} tokens, half {middle:,}, 95% {high:,}"
         text += f"; the longest {self._longest:,}, the mean {mean:,.0f}"
-        if self._sequence is not None:
-            text += f"; {self._longer / documents:.1%} are longer than a sample of {self._sequence:,}"
         if severity != "ok":
             text = f"{self._tiny.count / documents:.0%} of {documents:,} documents have {TINY_TOKENS} tokens or fewer: "
             text += "lines taken for documents, or a separator inside of them; look at the examples"

@@ -73,12 +73,12 @@ class Output:
         directory: Path, inputs: Sequence[Input], tokenizer: TokenizerSpec, *, keep_duplicates: bool,
         state: dict[str, Any] | None,
     ) -> None:  # fmt: skip
-        state = state or dict(position=(0, 0), consumed=0, lines=0, documents=0, spelled=0, digests=0)
+        state = state or dict(position=(0, 0), consumed=0, lines=0, documents=0, digests=0)
         self._directory, self._inputs, self._tokenizer = directory, inputs, tokenizer
         self.position = Position(*state["position"])
         self.consumed: int = state["consumed"]  # bytes of the inputs
         self._lines: int = state["lines"]  # of the input at the position, before it
-        self.documents, self.spelled = state["documents"], state["spelled"]
+        self.documents: int = state["documents"]
         sizes = dict(vocab=tokenizer.size, separator=tokenizer.separator)
         self._files = DatasetFiles(directory, **sizes, state=state.get("files"))
         self.dtype = self._files.dtype
@@ -109,7 +109,6 @@ class Output:
             lengths, num_bytes = encoded.lengths[chosen], int(encoded.num_bytes[chosen].sum())
             self._files.add(split, tokens, lengths=lengths, num_bytes=num_bytes, sources=sources[chosen])
         self.documents += int(new.sum())
-        self.spelled += encoded.spelled
         self.consumed += chunk.size
         self._lines = self._lines + encoded.lines if chunk.next.file == chunk.start.file else 0
         self.position = chunk.next
@@ -118,7 +117,7 @@ class Output:
         """Have everything on the disk; the state that another process needs to resume."""
         return dict(
             tokenizer=self._tokenizer[1:], position=self.position, consumed=self.consumed, documents=self.documents,
-            spelled=self.spelled, lines=self._lines, files=self._files.sync(), report=self.report.sync(),
+            lines=self._lines, files=self._files.sync(), report=self.report.sync(),
             digests=0 if self._seen is None else self._digests.sync(),
         )  # fmt: skip
 

@@ -109,7 +109,6 @@ class Prepared:
     path: Path
     dropped: dict[str, int]  # by reason
     examples: dict[str, str]  # for each reason, where the first was
-    spelled: int  # documents that spell the separator, which is text there
     resumed: bool
 
 
@@ -176,10 +175,7 @@ def prepare(
             )
         output.complete(out, source=", ".join(map(str, names)))
         progress_file.path.unlink(missing_ok=True)
-    return Prepared(
-        path=out, dropped=output.report.ordered(), examples=output.report.first, spelled=output.spelled,
-        resumed=state is not None,
-    )  # fmt: skip
+    return Prepared(path=out, dropped=output.report.ordered(), examples=output.report.first, resumed=state is not None)
 
 
 def _grown(

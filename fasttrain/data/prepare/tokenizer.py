@@ -15,13 +15,14 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fasttrain.data.dataset import read_tokenizer, tokenizer_errors
+from fasttrain.grouping import grouped
 from fasttrain.schema import parse
 
 if TYPE_CHECKING:
@@ -218,7 +219,8 @@ class _Library:
 
     def encode(self, texts: list[str]) -> list[bytes]:
         with tokenizer_errors("prepare: the tokenizer cannot encode a text"):
-            found = (self._tokenizer.encode_batch_fast(some, add_special_tokens=False) for some in _batches(texts))
+            batches = grouped(texts, len, BATCH_CHARACTERS)
+            found = (self._tokenizer.encode_batch_fast(some, add_special_tokens=False) for some in batches)
             return [np.array(encoding.ids, self._dtype).tobytes() for encodings in found for encoding in encodings]
 
 
@@ -241,7 +243,7 @@ class _Words:
         self._known: dict[str, bytes] = {}
 
     def encode(self, texts: list[str]) -> list[bytes]:
-        return [tokens for some in _batches(texts) for tokens in self._encoded(some)]
+        return [tokens for some in grouped(texts, len, BATCH_CHARACTERS) for tokens in self._encoded(some)]
 
     def _encoded(self, texts: list[str]) -> list[bytes]:
         split = [None if any(token in text for token in self._whole) else self._split(text) for text in texts]
@@ -258,12 +260,3 @@ class _Words:
             if len(word) > MAX_CACHED_WORD:
                 known.pop(word, None)
         return tokens
-
-
-def _batches(texts: list[str]) -> Iterator[list[str]]:
-    begin = size = 0
-    for stop, text in enumerate(texts, 1):
-        size += len(text)
-        if size > BATCH_CHARACTERS or stop == len(texts):
-            yield texts[begin:stop]
-            begin, size = stop, 0

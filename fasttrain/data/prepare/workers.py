@@ -114,7 +114,6 @@ class EncodedChunk(NamedTuple):
     sources: np.ndarray  # (N,) RECORD; lines counted in the chunk
     dropped: list[Dropped]
     lines: int  # of the last file in it
-    spelled: int  # documents that spell the separator, which is text there
 
 
 class Worker:
@@ -145,7 +144,6 @@ class Worker:
             sources=np.array([document.span for document in kept], RECORD),
             dropped=dropped,
             lines=0 if isinstance(read[-1].data, list) else read[-1].data.count(b"\n"),
-            spelled=sum(self._tokenizer.separator_text in document.text for document in kept),
         )
         if (encoded.tokens == self._tokenizer.separator).sum() != len(encoded.lengths):
             separator = self._tokenizer.separator_text

@@ -1,5 +1,5 @@
 """All that the doctor looks at, in the order in which it is told: what a run will use on this machine because of what
-it has, every op once against its reference in float64, and how fast matmuls, copies in memory and the disk are.
+it has, every op once against its reference in float64, and how fast matmuls and the disk are.
 """
 
 import os
@@ -19,14 +19,11 @@ from fasttrain.config import Config
 from fasttrain.fs import free_bytes
 from fasttrain.gpus import gpu_of_device
 from fasttrain.metrics.hardware import measured_flops, peak_flops
-from fasttrain.metrics.step_timer import seconds_of
 from fasttrain.tools.doctor import MachineFinding
 from fasttrain.tools.doctor.hardware import cards, limits, machine, usable_cores
 from fasttrain.tools.doctor.software import variables, versions
 from fasttrain.units import disk_size
 
-COPIED = {"cpu": 2**27, "cuda": 2**30}  # bytes: more than caches hold
-SECONDS = 0.3  # of copying
 WRITTEN, CHUNK, LONGEST = 2**28, 2**22, 3.0  # bytes, bytes, seconds
 LITTLE = 5 * 2**30  # bytes on a disk that a few checkpoints fill
 
@@ -150,8 +147,6 @@ def speed(device: torch.device) -> Iterator[MachineFinding]:
         elif dtype == torch.bfloat16:
             text += ": parallel.precision bf16 may pay"
         yield MachineFinding(f"matmul {str(dtype).removeprefix('torch.')}", text, figure=rate, unit="FLOP/s")
-    rate = copy_rate(device)
-    yield MachineFinding("memory", f"{rate / 1e9:,.1f} GB/s, reading and writing", figure=rate, unit="B/s")
 
 
 def disk(out: Path, *, measure: bool) -> Iterator[MachineFinding]:
@@ -171,17 +166,6 @@ def disk(out: Path, *, measure: bool) -> Iterator[MachineFinding]:
     rate = written / seconds
     text = f"{rate / 1e6:,.0f} MB/s with fsync ({written / 1e6:,.0f} MB)"
     yield MachineFinding("write", text, figure=rate, unit="B/s") if measure else MachineFinding("write", "possible")
-
-
-def copy_rate(device: torch.device) -> float:
-    """Bytes per second, read and written, of the best of some copies."""
-    source = torch.ones(COPIED[device.type] // 4, device=device)
-    target = torch.empty_like(source)
-    target.copy_(source)  # touches the pages
-    best, end = 0.0, perf_counter() + SECONDS
-    while not best or perf_counter() < end:
-        best = max(best, 2 * COPIED[device.type] / seconds_of(lambda: target.copy_(source), device))
-    return best
 
 
 def write_and_sync(directory: Path, size: int) -> tuple[int, float]:

@@ -169,7 +169,7 @@ def _latest(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _checkpoints(checkpoints: list[CheckpointEntry]) -> list[dict[str, Any]]:
-    standing = [saved for saved in checkpoints if saved.state in ("committed", "valid")]
+    standing = [saved for saved in checkpoints if saved.state == "committed"]
     scored = [saved for saved in standing if saved.loss is not None and math.isfinite(saved.loss)]
     marked = {"newest": standing[-1:], "best": sorted(scored, key=lambda saved: (saved.loss, -saved.step))[:1]}
     return [

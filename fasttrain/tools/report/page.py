@@ -8,8 +8,6 @@ import base64
 import hashlib
 import html
 import json
-import logging
-import os
 import time
 from collections.abc import Sequence
 from importlib import resources
@@ -20,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import fasttrain
+from fasttrain.fs import whole_file
 from fasttrain.rundir import RunDir
 from fasttrain.tools.report.content import page_content
 from fasttrain.tools.report.record import RunRecord, catch_up, read_records, state_of
@@ -27,38 +26,21 @@ from fasttrain.tools.report.record import RunRecord, catch_up, read_records, sta
 SCRIPTS = ("text.js", "view.js", "scales.js", "chart.js", "charts.js", "tables.js", "page.js")
 PATIENCE = 1.0  # seconds that a run under way waits for its page
 
-_logger = logging.getLogger(__name__)
-
 
 def write_report(runs: Sequence[Path], out: Path, *, running: bool | None = None) -> None:
-    """For a run to call as it goes: whatever goes wrong is a warning. running: None: by what the runs have written.
+    """For a run to call as it goes. running: None: by what the runs have written.
 
     A run that resumes after half a million steps has half a gigabyte to read: it does so in its first calls, a second
     in each, and leaves the former page as it is until then.
     """
-    try:
-        refresh(runs, out, running=running)
-    except Exception as error:
-        _logger.warning("report: %s is not up to date: %s: %s", out, type(error).__name__, error)
-
-
-def refresh(runs: Sequence[Path], out: Path, *, running: bool | None = None) -> None:
-    """Write the page, as write_report does, and raise what goes wrong."""
     if not running or catch_up(runs, patience=PATIENCE):
         write_page(read_records(runs), out, running=running)
 
 
 def write_page(records: Sequence[RunRecord], out: Path, *, running: bool | None = None) -> None:
-    """Write a page: whoever opens it has the former one or this one, whole.
-
-    Without fsync, unlike fs.write_file: that could wait for a checkpoint that is being written.
-    """
-    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
-    try:
+    """Write a page: whoever opens it has the former one or this one, whole."""
+    with whole_file(out) as partial:
         partial.write_text(page(records, running=running), "utf-8")
-        os.replace(partial, out)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def page(records: Sequence[RunRecord], *, running: bool | None = None) -> str:
@@ -110,4 +92,4 @@ class ReportRefresher:
     def __call__(self, running: bool) -> None:
         if not running or time.monotonic() >= self._due:
             self._due = time.monotonic() + self.INTERVAL
-            refresh([self._run.path], self._run.report, running=running)
+            write_report([self._run.path], self._run.report, running=running)

@@ -16,10 +16,8 @@ import numpy as np
 
 from fasttrain.checkpoint.committed import Checkpoint, committed_paths
 from fasttrain.checkpoint.retention import quarantined
-from fasttrain.config_toml import flat, from_toml
-from fasttrain.data.segments import read_segments
+from fasttrain.config_toml import flat
 from fasttrain.events import ENDS, FAILURES, STARTS, Event, EventKind
-from fasttrain.flops import num_parameters
 from fasttrain.fs import is_locked
 from fasttrain.metrics.jsonl import read_evaluations, read_events, read_validations
 from fasttrain.rundir import RunDir
@@ -52,7 +50,7 @@ class CheckpointEntry(NamedTuple):
     time: float
     bytes: int | None  # None: it cannot be read
     loss: float | None
-    state: str  # committed: compared with what was meant when it was written; valid: now too; quarantined; corrupt
+    state: str  # committed: compared with what was meant when it was written; quarantined; corrupt
     trouble: str = ""
 
 
@@ -69,7 +67,7 @@ class RunRecord:
     checkpoints: list[CheckpointEntry]
     settings: dict[str, Any]  # key with dots and value, as in config.toml; empty: there is none
     clock: Clock
-    metadata: dict[str, Any]  # parameters, hardware, ranks: as far as they are known
+    metadata: dict[str, Any]  # parameters, hardware, ranks, versions: as its starts say
 
     @property
     def last_written(self) -> float:
@@ -77,10 +75,10 @@ class RunRecord:
         return max([float(self.columns["time"][-1]), *(event.time for event in self.events)])
 
 
-def read_records(runs: Sequence[Path], *, verify: bool = False) -> list[RunRecord]:
-    """verify: read every file of every checkpoint."""
+def read_records(runs: Sequence[Path]) -> list[RunRecord]:
+    """What the directories say now, each once."""
     runs = list(dict.fromkeys(Path(run) for run in runs))
-    return [_read(run, name, verify=verify) for run, name in zip(runs, _names(runs), strict=True)]
+    return [_read(run, name) for run, name in zip(runs, _names(runs), strict=True)]
 
 
 def catch_up(runs: Sequence[Path], *, patience: float) -> bool:
@@ -89,7 +87,7 @@ def catch_up(runs: Sequence[Path], *, patience: float) -> bool:
     return all(done)
 
 
-def _read(run: Path, name: str, *, verify: bool) -> RunRecord:
+def _read(run: Path, name: str) -> RunRecord:
     columns = columns_of(_metrics(run))
     columns.refresh()
     if not len(columns):
@@ -104,13 +102,13 @@ def _read(run: Path, name: str, *, verify: bool) -> RunRecord:
         validations.setdefault(str(line["set"]), []).append(line)
     written = [columns["time"], *(gone["time"] for gone in columns.taken_back), [event.time for event in events]]
     moments = np.concatenate([np.asarray(times, dtype=np.float64) for times in written])
-    starts = np.array(sorted(event.time for event in events if event.kind in STARTS))
+    starts = [event for event in events if event.kind in STARTS]
     return RunRecord(
         path=run, name=name, columns=columns, events=events, settings=settings,
         validations=validations, evaluations=read_evaluations(run),
-        checkpoints=_checkpoints(RunDir(run).checkpoints, verify=verify),
-        clock=Clock(starts, np.sort(moments[np.isfinite(moments)])),
-        metadata=_metadata(run, events),
+        checkpoints=_checkpoints(RunDir(run).checkpoints),
+        clock=Clock(np.array(sorted(event.time for event in starts)), np.sort(moments[np.isfinite(moments)])),
+        metadata={name: value for event in starts for name, value in event.evidence.items()},
     )  # fmt: skip
 
 
@@ -135,42 +133,21 @@ def _names(runs: list[Path]) -> list[str]:
     return names
 
 
-def _checkpoints(directory: Path, *, verify: bool) -> list[CheckpointEntry]:
-    found = [_saved(path, "valid" if verify else "committed", verify=verify) for path in committed_paths(directory)]
-    found += [_saved(path, "quarantined", verify=verify) for path in quarantined(directory)]
+def _checkpoints(directory: Path) -> list[CheckpointEntry]:
+    found = [_saved(path, "committed") for path in committed_paths(directory)]
+    found += [_saved(path, "quarantined") for path in quarantined(directory)]
     return sorted(found, key=lambda saved: saved.step)
 
 
-def _saved(path: Path, state: str, *, verify: bool) -> CheckpointEntry:
+def _saved(path: Path, state: str) -> CheckpointEntry:
     """state: of one that nothing is wrong with."""
     step, time = int(re.findall(r"step-(\d+)", path.name)[0]), 0.0
     try:
         time = os.stat(path).st_mtime
         checkpoint = Checkpoint.read(path)
-        if verify:
-            checkpoint.verify()
     except Exception as error:  # whatever the disk does, it is this checkpoint that has it
-        trouble = str(error).removeprefix("checkpoint: ").removesuffix("; resume from an earlier one")
-        return CheckpointEntry(path, step, time, None, None, "corrupt", trouble)
+        return CheckpointEntry(path, step, time, None, None, "corrupt", str(error).removeprefix("checkpoint: "))
     return CheckpointEntry(path, checkpoint.step, time, checkpoint.bytes, checkpoint.loss, state)
-
-
-def _metadata(run: Path, events: list[Event]) -> dict[str, Any]:
-    """Read what its last start says, and the rest as far as files tell."""
-    metadata: dict[str, Any] = {}
-    for event in events:
-        if event.kind in STARTS:
-            metadata |= event.evidence
-    # Settings of another version, or data that is gone: then they are not known.
-    unknown = contextlib.suppress(OSError, ValueError, LookupError, TypeError)
-    with unknown:
-        metadata.setdefault("world_size", read_segments(run)[-1].dp_size)
-    if "parameters" not in metadata:
-        with unknown:
-            model = from_toml(RunDir(run).config.read_text("utf-8")).model
-            vocab = model.vocab or -(-read_segments(run)[-1].open().first.vocab // 64) * 64
-            metadata["parameters"] = num_parameters(model, vocab).total
-    return metadata
 
 
 class RunState(NamedTuple):

@@ -176,8 +176,8 @@ def test_prune_tells_what_it_cannot_delete(run: Path, capsys: pytest.CaptureFixt
     ("words", "error"),
     [
         (["list", "RUN/nothing"], "does not exist; name a run"),
-        (["list", "RUN/checkpoints"], "there are no checkpoints in"),
-        (["verify", "RUN@7"], "has no checkpoint of step '7'; it has 100, 200, 300, 400, 500"),
+        (["prune", "RUN/checkpoints", "--keep", "1"], "is not the directory of a run"),
+        (["verify", "RUN@7"], "has none of step '7'; it has 100, 200, 300, 400, 500"),
         (["verify", "RUN/checkpoints/step-00000007"], "does not exist; name a run, RUN@STEP"),
         (["prune", "RUN"], "--keep"),
         (["prune", "RUN", "--keep", "0"], "--keep: '0' must be a whole number from 1 to 1_000_000"),

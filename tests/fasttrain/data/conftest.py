@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fasttrain.data.dataset import Dataset
-from fasttrain.data.writer import DatasetWriter
+from tests.datasets import DatasetWriter
 
 SEPARATOR = 0
 

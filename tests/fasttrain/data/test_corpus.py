@@ -10,7 +10,7 @@ import pytest
 
 from fasttrain.data import corpus
 from fasttrain.data.corpus import standard_library
-from fasttrain.data.dataset import Dataset
+from fasttrain.data.dataset import Dataset, SourceFile
 from fasttrain.data.datasets import open_dataset
 from fasttrain.data.prepare.tokenizer import SEPARATOR
 from fasttrain.data.writer import holds_out
@@ -57,7 +57,7 @@ def test_documents_come_back_whole_each_in_one_split(tmp_path, sources):
             source = dataset.source(split, document)
             assert source.file.path.read_text("utf-8") == texts[document]
             assert (source.offset, source.size, source.line) == (0, len(texts[document].encode()), 1)
-            assert source.file.is_unchanged()
+            assert source.file == SourceFile.at(source.file.path)
     sizes = {
         name: sum(len(text.encode()) for text in texts)
         for name, texts in dict(train=train, validation=validation).items()

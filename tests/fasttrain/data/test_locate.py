@@ -92,7 +92,7 @@ def test_excerpts_are_the_batches_of_every_rank(tmp_path, request, kind):
         assert len({(e.dp_rank, e.row) for e in excerpts}) == 6
 
 
-def test_bytes_and_sources_lead_to_the_text_in_its_file(tmp_path, mixed):
+def test_sources_lead_to_the_text_in_its_file(tmp_path, mixed):
     append_segment(tmp_path, segment_of(mixed))
     kinds = set()
     for step in range(20):
@@ -102,9 +102,8 @@ def test_bytes_and_sources_lead_to_the_text_in_its_file(tmp_path, mixed):
             content = source.file.path.read_bytes()[source.offset : source.offset + source.size]
             if excerpt.component == "b":
                 content = json.loads(content)["text"].encode()
-            begin, end = excerpt.bytes
             stream = dataset.split(SPLIT).windows(np.array([excerpt.start]), excerpt.stop - excerpt.start)[0]
-            assert content[begin:end] == bytes(stream[stream < 256].astype(np.uint8).tolist())
+            assert bytes(stream[stream < 256].astype(np.uint8).tolist()) in content
             kinds.add(excerpt.component)
     assert kinds == {"a", "b"}
 

@@ -13,9 +13,9 @@ import fasttrain.model
 from fasttrain.checkpoint.committed import Checkpoint, find
 from fasttrain.checkpoint.state import restore
 from fasttrain.data.prepare.tokenizer import plain_bytes
-from fasttrain.data.writer import DatasetWriter
 from fasttrain.hf.export import describe
 from fasttrain.model import Decoder
+from tests.datasets import DatasetWriter
 from tests.ranks import run_ranks
 from tests.runs import finish
 

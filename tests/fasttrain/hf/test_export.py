@@ -27,7 +27,7 @@ from fasttrain.cli import main
 from fasttrain.cli.export import main as command
 from fasttrain.data.dataset import Dataset
 from fasttrain.hf.export import describe, export
-from fasttrain.hf.names import to_huggingface
+from tests.fasttrain.hf.names import to_huggingface
 from tests.fasttrain.hf.small import ROWS, SEPARATOR, SEQUENCE, SIZES, VARIANTS, dataset, last, train
 
 TEXT = "def f(x):\n\treturn 'é' + x  # 12 \n\n\nclass A: pass 日本 <|endoftext|> "

@@ -29,7 +29,6 @@ from fasttrain.distributed.runtime import start
 from fasttrain.events import Anomaly, Event, EventKind
 from fasttrain.hf.config import TAKEN
 from fasttrain.hf.export import describe, export
-from fasttrain.hf.names import to_huggingface
 from fasttrain.metrics.jsonl import read_metrics
 from fasttrain.metrics.record import StepRecord
 from fasttrain.model import Decoder
@@ -39,6 +38,7 @@ from fasttrain.tools.verify_resume import plan_trial
 from fasttrain.train import main
 from fasttrain.train.setup import StartReport, prepare
 from fasttrain.train.state import TrainState
+from tests.fasttrain.hf.names import to_huggingface
 from tests.fasttrain.hf.small import ROWS, RUN, SIZES, VARIANTS, dataset, last, train
 from tests.ranks import run_ranks
 from tests.runs import events

@@ -45,10 +45,6 @@ def anomalies(losses: Iterable[float], norms: Iterable[float], **options: Any) -
     return [(step, anomaly) for step, anomaly in found if anomaly and anomaly.is_new]
 
 
-def lasting(found: list[tuple[int, Anomaly]]) -> list[tuple[int, Anomaly]]:
-    return [(step, anomaly) for step, anomaly in found if anomaly.kind != "blip"]
-
-
 def noisy_run(noise: Noise, steps: int, seed: int, sigma: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
     """Losses and gradient norms of a run that has settled; those of the norm are log-normal, if the noise is normal."""
     rng = np.random.default_rng(seed)

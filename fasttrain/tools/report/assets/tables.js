@@ -167,7 +167,6 @@ function evaluations() {
 
 const CHECKPOINT_STATES = {
   committed: ["good", "verified when it was written"],
-  valid: ["good", "verified again for this page"],
   quarantined: ["soft", "quarantined: the run rolled back to before it"],
   corrupt: ["wrong", "corrupt"],
 };

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from fasttrain.data.dataset import Dataset
 from fasttrain.data.lint import LintFinding, LintReport
-from fasttrain.data.writer import DatasetWriter
+from tests.datasets import DatasetWriter
 
 SEPARATOR, PAD = 256, 257
 VOCAB = 258

@@ -7,27 +7,19 @@ import pytest
 import torch
 
 from fasttrain.tools.doctor import examine as subject
-from fasttrain.tools.doctor.examine import copy_rate, disk, speed, write_and_sync
+from fasttrain.tools.doctor.examine import disk, speed, write_and_sync
 
 CPU = torch.device("cpu")
 
 
-def test_rates_are_measured(monkeypatch):
-    """By other means: a product and a copy, timed here. A busy machine changes them; not tenfold."""
-    monkeypatch.setitem(subject.COPIED, "cpu", 2**25)
-    single, half, memory = speed(CPU)
+def test_rates_are_measured():
+    """By other means: a product, timed here. A busy machine changes them; not tenfold."""
+    single, half = speed(CPU)
     for finding, dtype, size in ((single, torch.float32, 512), (half, torch.bfloat16, 256)):
         a = torch.randn(size, size).to(dtype)
         begins = [(perf_counter(), a @ a)[0] for _ in range(20)]
         best = min(b - a for a, b in pairwise(begins))
         assert 0.1 < finding.figure / (2 * size**3 / best) < 10, finding.name
-    source = torch.ones(2**23)
-    target = torch.empty_like(source)
-    target.copy_(source)
-    begins = [(perf_counter(), target.copy_(source))[0] for _ in range(20)]
-    best = min(b - a for a, b in pairwise(begins))
-    assert 0.1 < memory.figure / (2 * 2**25 / best) < 10
-    assert copy_rate(CPU) > 1e8
     assert ("times slower, so that CPUs train in fp32" in half.value) == (single.figure > 1.5 * half.figure)
 
 

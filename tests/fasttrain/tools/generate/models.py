@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 
 from fasttrain.config import ModelConfig
-from fasttrain.hf.names import huggingface_config, to_huggingface
+from fasttrain.hf.names import huggingface_config
 from fasttrain.model import Decoder
+from tests.fasttrain.hf.names import to_huggingface
 
 VOCAB, SEQUENCE = 96, 48
 TINY = ModelConfig(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, ffn=80, init_std=0.3)
