@@ -151,11 +151,8 @@ def write_file(path: Path, texts: Iterable[str]) -> FileChecksum:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Where to write a file that a crash of the machine may take: beside it, renamed at the end; no fsync to wait for.
-
-    Any number of processes at a time; nothing stays if it fails.
-    """
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    """Where to write what another library writes: beside the path, renamed at the end; nothing stays if it fails."""
+    partial = path.with_name(f".partial-{path.name}")
     try:
         yield partial
         os.replace(partial, path)

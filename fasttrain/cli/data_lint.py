@@ -23,9 +23,16 @@ if TYPE_CHECKING:
     from fasttrain.data.lint import LintReport
 
 STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
+PLOTS = (".png", ".svg")
 MILLION = 1_000_000
 EXCERPT = 300  # characters of an example
 OF_A_RUN = "of a run, for data that does not say"
+
+
+def _plot_file(text: str) -> Path:
+    if Path(text).suffix not in PLOTS:
+        raise ValueError(f"{text} must end with {' or '.join(PLOTS)}")
+    return Path(text)
 
 
 @command(
@@ -39,6 +46,7 @@ OF_A_RUN = "of a run, for data that does not say"
     flag("--strict", "fail on warnings too"),
     number("--max-examples", "of each finding", Bounds(0, 1000), default=3),
     option("--json", "write all findings", type=Path, metavar="FILE"),
+    option("--plot", "draw a picture: .png or .svg", type=_plot_file, metavar="FILE"),
 )
 def main(options: argparse.Namespace) -> int:
     """Exit code 0: clean; 1: errors, or warnings with --strict; 2: a mistake in the command."""
@@ -46,6 +54,8 @@ def main(options: argparse.Namespace) -> int:
     from fasttrain.data.formats.dataset import Described, ExternalDataset
     from fasttrain.data.lint import lint
 
+    if options.plot is not None:
+        from fasttrain.data.lint.plot import draw  # before the work, so that a missing matplotlib shows at once
     described = Described(options.tokenizer, options.vocab, options.separator)
     dataset = open_dataset(options.path, described)
     if described and not isinstance(dataset, ExternalDataset):
@@ -69,6 +79,8 @@ def main(options: argparse.Namespace) -> int:
         )
     if options.json is not None:
         write_file(options.json, [report.to_json()])
+    if options.plot is not None:
+        draw(report, options.plot)
     _print(report, console())
     return report.exit_code(strict=options.strict)
 

@@ -84,6 +84,13 @@ def locate(run: Path) -> None:
     main(["data", "locate", str(run), "--document", "3"])
 
 
+def draw(run: Path) -> None:
+    from fasttrain.tools.report.picture import draw
+
+    columns_of.cache_clear()
+    draw(read_records([run]), run / "curves.svg")
+
+
 def start_from(directory: Path) -> None:
     found = architecture(directory)
     model = ModelConfig(**found)  # type: ignore[arg-type]
@@ -165,6 +172,7 @@ TARGETS: dict[str, dict[str, Target]] = {  # by the directory that is changed
         "config.toml of a run": Target("config.toml", changed_bytes, read_run),
         "metrics.jsonl, values": Target("metrics.jsonl", changed_lines, read_run),
         "metrics.jsonl, bytes": Target("metrics.jsonl", changed_bytes, read_run),
+        "metrics.jsonl, picture": Target("metrics.jsonl", changed_lines, draw),
         "metrics.jsonl, locate": Target("metrics.jsonl", changed_lines, locate),
         "validation.jsonl": Target("validation.jsonl", changed_lines, read_run),
         "events.jsonl": Target("events.jsonl", changed_lines, read_run),

@@ -51,7 +51,9 @@ def test_a_bad_command_is_answered_in_a_line_and_leaves_nothing(run, tmp_path, m
 
 @pytest.mark.parametrize(
     "words",
-    [["report", "{run}", "--out", "{tmp}/x.html"], ["data", "lint", "--quick", "--json", "{tmp}/x.json"],
+    [["report", "{run}", "--png", "{tmp}/x.png"], ["report", "{run}", "--out", "{tmp}/x.html"],
+     ["report", "{run}", "--png", "{tmp}/x.svg", "--out", "{run}/report.html"],
+     ["data", "lint", "--quick", "--json", "{tmp}/x.json"], ["data", "lint", "--quick", "--plot", "{tmp}/x.png"],
      ["plan", "--gpu", "a10", "--html", "{tmp}/x.html"], ["export", "{run}", "--out", "{tmp}/x"]],
     ids=" ".join,
 )  # fmt: skip
@@ -61,6 +63,14 @@ def test_a_full_disk_leaves_nothing_behind(run, tmp_path, monkeypatch, capsys, w
 
     monkeypatch.setattr("fasttrain.fs.HashedFile.write", full)
     monkeypatch.setattr("pathlib.Path.write_text", full)
+    if "lint" in words or "--png" in words:
+        figure = pytest.importorskip("matplotlib.figure")
+
+        def half(_: object, path: Path, **__: object) -> None:
+            Path(path).write_bytes(b"half a picture")
+            full()
+
+        monkeypatch.setattr(figure.Figure, "savefig", half)
     assert ended([word.format(run=run, tmp=tmp_path) for word in words]) == 2
     assert "No space left on device; free some disk space" in capsys.readouterr().err
     assert list(tmp_path.rglob("*")) == []

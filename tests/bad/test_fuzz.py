@@ -44,7 +44,11 @@ def good(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return top
 
 
-CASES = [(group, name) for group, names in TARGETS.items() for name in names]
+CASES = [  # a picture takes a second
+    pytest.param(group, name, marks=[pytest.mark.slow] if "picture" in name else [])
+    for group, names in TARGETS.items()
+    for name in names
+]
 
 
 @pytest.mark.parametrize(("group", "name"), CASES)

@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fasttrain import config
 from fasttrain.data.dataset import Dataset
-from fasttrain.data.lint.documents import Lengths, Separators, check_index
-from fasttrain.data.lint.findings import LintFinding, LintReport, Severity
+from fasttrain.data.lint.documents import EDGES, Lengths, Separators, check_index
+from fasttrain.data.lint.findings import LintFinding, LintReport, Profile, Severity
 from fasttrain.data.lint.repetition import SPAN_TOKENS, Duplicates, Hasher, Loops, leak
-from fasttrain.data.lint.split import TokenChunk, TokenSource
+from fasttrain.data.lint.split import BINS, TokenChunk, TokenSource
 from fasttrain.data.lint.tokens import TokenUse, text_findings
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ def lint(
     return LintReport(
         dataset=str(dataset.path), quick=quick, seconds=time.perf_counter() - begin, findings=tuple(findings),
         read={name: split.read for name, split in found.items()},
+        profiles={name: split.profile() for name, split in found.items()},
     )  # fmt: skip
 
 
@@ -85,9 +88,11 @@ class _Split:
         self.separators, self.token_use = Separators(source), TokenUse(source, quick=self._quick)
         self.loops, self.lengths = Loops(source), Lengths(source)
         self.duplicates = None if hasher is None else Duplicates(source, hasher)
+        self._read_along = np.zeros(BINS, np.int64)
 
     def add(self, chunk: TokenChunk) -> None:
         self.read += len(chunk)
+        self._read_along += self.source.bins_of(chunk)
         for check in (self.separators, self.token_use, self.loops):
             check.add(chunk)
         if self.source.ends is not None or not self._quick:  # otherwise only short documents lie in a sample whole
@@ -106,6 +111,23 @@ class _Split:
             *(self.duplicates.findings() if self.duplicates is not None else []),
             *self.lengths.findings(),
         ]
+
+    def profile(self) -> Profile:
+        read = np.where(self._read_along, self._read_along, np.nan)
+        along = {
+            "separators": self.separators.along / read * 1e6,
+            "doubled separators": self.separators.doubled_along / read * 1e6,
+            "loops": self.loops.along / read,
+        }
+        if self.duplicates is not None:
+            along["copies"] = self.duplicates.along(self.duplicates.documents)
+            along["repeated text"] = self.duplicates.along(self.duplicates.spans)
+        used = np.flatnonzero(self.lengths.counts)
+        last = int(used[-1]) + 1 if len(used) else 1
+        return Profile(
+            tokens=len(self.source), lengths=self.lengths.counts[:last], length_edges=EDGES[: last + 1],
+            histogram=self.token_use.histogram[:-1], along=along,
+        )  # fmt: skip
 
 
 def suspicions(datasets: Iterable[AnyDataset], settings: config.DataConfig) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fasttrain.data.lint.findings import SYSTEMATIC, LintFinding, Severity, graded
-from fasttrain.data.lint.split import HitCounter, TokenChunk, TokenSource
+from fasttrain.data.lint.split import BINS, HitCounter, TokenChunk, TokenSource
 
 INDEX_BLOCK = 2**16  # documents at a time
 INDEX_SAMPLES, INDEX_SAMPLE = 64, 2**9  # of the quick part: a page each
@@ -46,6 +46,7 @@ class Separators:
         self._source, self._name = source, source.name(source.separator or 0)
         self._tokens = self._found = self._documents = self._ended = self._trailing = 0
         self._doubled, self._missing, self._inside, self._empty = (source.counter() for _ in range(4))
+        self.along, self.doubled_along = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
 
     def add(self, chunk: TokenChunk) -> None:
         separator = self._source.separator
@@ -58,6 +59,8 @@ class Separators:
         later = here[here > 0]
         doubled = later[chunk.around[later - 1 - chunk.first] == separator]
         self._doubled.add(doubled)
+        self.along += self._source.bins(here)
+        self.doubled_along += self._source.bins(doubled)
         if self._source.ends is not None:
             self._compare(chunk, here, doubled, separator)
 

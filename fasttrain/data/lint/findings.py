@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+import numpy as np
+
 FORMAT = "fasttrain lint"
 VERSION = 1
 SYSTEMATIC = 1e-3  # a larger share is the work of a program, not of a few odd documents
@@ -44,6 +46,17 @@ class LintFinding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A split as the plot shows it. The arrays over `bins` go along the stream."""
+
+    tokens: int
+    lengths: np.ndarray  # documents of each class of lengths,
+    length_edges: np.ndarray  # in tokens, one more than classes
+    histogram: np.ndarray  # how often each id was seen
+    along: Mapping[str, np.ndarray]  # shares, or rates; NaN where nothing was read
+
+
+@dataclass(frozen=True, kw_only=True)
 class LintReport:
     """All findings, in the order of the checks."""
 
@@ -52,6 +65,7 @@ class LintReport:
     seconds: float
     read: Mapping[str, int]  # tokens of each split that were looked at
     findings: tuple[LintFinding, ...]
+    profiles: Mapping[str, Profile]
 
     def having(self, severity: Severity) -> list[LintFinding]:
         return [finding for finding in self.findings if finding.severity == severity]

@@ -6,11 +6,12 @@ chunk cost one pass. A bounded sample of hashes still knows how many are alike.
 """
 
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
 from fasttrain.data.lint.findings import LintFinding
-from fasttrain.data.lint.split import AFTER, BEFORE, HitCounter, TokenChunk, TokenSource
+from fasttrain.data.lint.split import AFTER, BEFORE, BINS, HitCounter, TokenChunk, TokenSource
 
 BASE = np.uint64(0x9E3779B97F4A7C15)  # odd: its powers have inverses modulo 2**64
 _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 2**64))
@@ -81,13 +82,14 @@ class HashSample:
         none_hashes, none_places = np.empty(0, np.uint64), np.empty(0, np.int64)
         return np.concatenate([none_hashes, *self._hashes]), np.concatenate([none_places, *self._places])
 
-    def repeats(self) -> tuple[int, np.ndarray]:
-        """How many there are, and the places of those that repeat an earlier one, in the order of the stream."""
+    @cached_property
+    def repeats(self) -> tuple[np.ndarray, np.ndarray]:
+        """Once all are added: the places of all, in the order of the stream, and those that repeat an earlier one."""
         hashes, places = self.all()
         order = np.argsort(hashes, kind="stable")
         again = np.zeros(len(hashes), bool)
         again[order[1:]] = hashes[order[1:]] == hashes[order[:-1]]
-        return len(places), places[again]
+        return places, places[again]
 
     @property
     def limit(self) -> np.uint64:
@@ -109,6 +111,7 @@ class Loops:
         self._read = self._tokens = self._documents = 0
         self._last_document = -1
         self._spans = source.counter()
+        self.along = np.zeros(BINS, np.int64)
 
     def add(self, chunk: TokenChunk) -> None:
         self._read += len(chunk)
@@ -118,6 +121,7 @@ class Loops:
         if not len(places):
             return
         self._tokens += len(places)
+        self.along += self._source.bins(places + chunk.start)
         before = np.concatenate([loops[chunk.start - chunk.first - 1 :][:1] if chunk.start else [False], core[:-1]])
         self._spans.add(np.flatnonzero(core & ~before) + chunk.start)
         documents = chunk.documents_before + np.searchsorted(chunk.begins, places + chunk.start, side="right")
@@ -212,9 +216,14 @@ class Duplicates:
         return [copies, self._source.graded("repeated text", seen, of, "spans", text, SPANS_LEVELS, remedy)]
 
     def _repeated(self, sample: HashSample) -> tuple[HitCounter, int]:
-        seen, (count, places) = self._source.counter(), sample.repeats()
-        seen.add(places)
-        return seen, count
+        seen = self._source.counter()
+        seen.add(sample.repeats[1])
+        return seen, len(sample.repeats[0])
+
+    def along(self, sample: HashSample) -> np.ndarray:  # -> (BINS,)
+        """The share that has occurred before."""
+        places, repeated = sample.repeats
+        return self._source.bins(repeated) / np.maximum(self._source.bins(places), 1)
 
 
 def leak(source: TokenSource, validation: Duplicates, train: Duplicates) -> LintFinding:

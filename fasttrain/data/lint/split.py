@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fasttrain.data.datasets import AnyDataset
 
 BEFORE, AFTER = 128, 64  # tokens of the neighbours: what the checks look around, and more
+BINS = 200  # along the stream, for the plot
 EXCERPT = 12  # tokens of an example on either side
 
 
@@ -143,6 +144,15 @@ class TokenSource:
         """An id as people know it."""
         spelled = None if self.tokenizer is None else self.tokenizer.id_to_token(token)
         return str(token) if spelled is None else f"{token} ({spelled})"
+
+    def bins(self, offsets: np.ndarray) -> np.ndarray:  # -> (BINS,) int64
+        """How many lie in each part of the stream."""
+        return np.bincount(offsets * BINS // len(self), minlength=BINS)
+
+    def bins_of(self, chunk: TokenChunk) -> np.ndarray:  # -> (BINS,) int64
+        """How many of its tokens lie in each part of the stream."""
+        edges = -(-np.arange(BINS + 1) * len(self) // BINS)
+        return np.clip(np.minimum(edges[1:], chunk.stop) - np.maximum(edges[:-1], chunk.start), 0, None)
 
 
 def _by_index(all_ends: DocumentEnds, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:

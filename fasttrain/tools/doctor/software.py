@@ -20,6 +20,7 @@ EXTRAS = {  # extra of pyproject.toml: a package of it, and what it is for
     "tensorboard": ("tensorboard", "curves of runs (log.tensorboard)"),
     "wandb": ("wandb", "curves on Weights & Biases (log.wandb)"),
     "data": ("pyarrow", "fasttrain data prepare: Parquet and .zst"),
+    "plot": ("matplotlib", "pictures: fasttrain report --png, data lint --plot"),
     "transformers": ("transformers", "the kernels in Transformers models"),
     "testing": ("ml-dtypes", "Triton kernels without a GPU: make self-check"),
 }

@@ -8,6 +8,7 @@ import base64
 import hashlib
 import html
 import json
+import os
 import time
 from collections.abc import Sequence
 from importlib import resources
@@ -18,7 +19,6 @@ from typing import Any
 import numpy as np
 
 import fasttrain
-from fasttrain.fs import whole_file
 from fasttrain.rundir import RunDir
 from fasttrain.tools.report.content import page_content
 from fasttrain.tools.report.record import RunRecord, catch_up, read_records, state_of
@@ -38,9 +38,16 @@ def write_report(runs: Sequence[Path], out: Path, *, running: bool | None = None
 
 
 def write_page(records: Sequence[RunRecord], out: Path, *, running: bool | None = None) -> None:
-    """Write a page: whoever opens it has the former one or this one, whole."""
-    with whole_file(out) as partial:
+    """Write a page: whoever opens it has the former one or this one, whole.
+
+    Without fsync, unlike fs.write_file: that could wait for a checkpoint that is being written.
+    """
+    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    try:
         partial.write_text(page(records, running=running), "utf-8")
+        os.replace(partial, out)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def page(records: Sequence[RunRecord], *, running: bool | None = None) -> str:

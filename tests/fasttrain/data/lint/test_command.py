@@ -1,7 +1,9 @@
 """fasttrain data lint: what it prints and writes, and its exit codes."""
 
+import builtins
 import json
 import shutil
+import sys
 
 import pytest
 
@@ -34,10 +36,11 @@ def test_exit_codes(clean, doubled, tmp_path, capsys):
         main([str(tmp_path / "nowhere")])
     assert exit.value.code == 2
     assert "does not exist" in capsys.readouterr().err
-    for mistake in (["--colour"], ["--max-examples", "-1"]):
+    for mistake in (["--colour"], ["--max-examples", "-1"], ["--plot", "picture.gif"]):
         with pytest.raises(SystemExit) as exit:
             main([clean, *mistake])
         assert exit.value.code == 2
+    assert "picture.gif must end with .png or .svg" in capsys.readouterr().err
 
 
 def test_the_table_says_what_is_wrong_where_and_what_to_do(doubled, capsys):
@@ -85,6 +88,30 @@ def test_files_of_another_program(tmp_path, capsys):
     assert "is a prepared dataset and does; remove them" in capsys.readouterr().err
     assert main([str(tmp_path / "raw"), "--separator", "-1"]) == 0
     assert "the dataset names no separator" in capsys.readouterr().out
+
+
+def test_the_plot(clean, doubled, tmp_path):
+    pytest.importorskip("matplotlib")
+    main([doubled, "--plot", str(tmp_path / "doubled.png")])
+    assert (tmp_path / "doubled.png").read_bytes().startswith(b"\x89PNG")
+    main([clean, "--quick", "--plot", str(tmp_path / "clean.svg")])
+    assert "<svg" in (tmp_path / "clean.svg").read_text()
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(clean, tmp_path, monkeypatch, capsys):
+    original = builtins.__import__
+
+    def without(name, *rest):
+        if name.startswith("matplotlib"):
+            raise ImportError("No module named 'matplotlib'")
+        return original(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.delitem(sys.modules, "fasttrain.data.lint.plot", raising=False)
+    with pytest.raises(SystemExit) as exit:
+        main([clean, "--plot", str(tmp_path / "p.png")])
+    assert exit.value.code == 2
+    assert "a plot needs matplotlib: pip install 'fasttrain[plot]'" in capsys.readouterr().err
 
 
 def test_progress_counts_every_token(tmp_path):

@@ -114,7 +114,7 @@ def test_a_sample_knows_the_share_of_repeats_whatever_its_size_and_order():
         small.add(chunk, 0)
     for chunk in np.array_split(hashes[::-1], 7):
         backwards.add(chunk, 0)
-    whole_share, small_share = (len(again) / count for count, again in (whole.repeats(), small.repeats()))
+    whole_share, small_share = (len(again) / len(places) for places, again in (whole.repeats, small.repeats))
     assert whole_share == 0.2
     assert small_share == pytest.approx(0.2, abs=0.02)
     assert 2500 <= len(small.all()[0]) <= 5000

@@ -77,6 +77,8 @@ def test_findings_do_not_depend_on_the_size_of_chunks(content, chunk, indexed):
     data = Arrays(content, indexed=indexed)
     whole, chunks = (lint(data, splits=["train"], chunk=size, max_examples=9) for size in (5000, chunk))
     assert chunks.findings == whole.findings
+    for name, values in whole.profiles["train"].along.items():
+        assert np.array_equal(values, chunks.profiles["train"].along[name], equal_nan=True), name
 
 
 def test_nor_on_the_size_of_files(tmp_path):

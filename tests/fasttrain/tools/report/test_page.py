@@ -178,6 +178,18 @@ def test_command(tmp_path, capsys, monkeypatch):
     assert "fasttrain report: error:" in capsys.readouterr().err
 
 
+def test_pictures(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    runs = [make_run(tmp_path / name, 30, events=[event_line(9, "spike", "up")]) for name in "ab"]
+    assert call(*runs, "--out", tmp_path / "x.html", "--png", tmp_path / "x.png") == 0
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    assert call(runs[0], "--png", tmp_path / "pictures") == 0
+    names = {path.name for path in (tmp_path / "pictures").iterdir()}
+    assert {"loss.png", "lr.png", "grad_norm.png", "tokens_per_second.png", "mfu.png", "step_time.png"} <= names
+    assert call(runs[0], "--png", tmp_path / "x.gif") == 2
+    assert "a picture is .png or .svg" in capsys.readouterr().err
+
+
 def line(step: int, **more: object) -> dict:
     return dict(step=step, time=float(step), **more)
 
