@@ -36,9 +36,9 @@ def tiny() -> Config:
     """Python's standard library on a laptop's CPU, in about two minutes."""
     return Config(
         model=ModelConfig(layers=4, hidden=128, heads=4, kv_heads=2, head_dim=32, ffn=384),
-        batch=BatchConfig(steps=800, sequences=8, micro=8),
-        optim=OptimConfig(kind="muon", lr=1e-2, muon_lr=0.01, warmup=20),  # docs/log.md has the search
-        validation=ValidationConfig(every=200, sequences=32),
+        batch=BatchConfig(steps=1_000, sequences=8, micro=8),
+        optim=OptimConfig(kind="muon", lr=6e-3, warmup=40),  # docs/log.md has the search
+        validation=ValidationConfig(every=250, sequences=32),
     )
 
 
