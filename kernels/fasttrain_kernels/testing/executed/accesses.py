@@ -190,9 +190,16 @@ def _proxy_fence(t: Translator, match: re.Match[str]) -> Step:
     return fence
 
 
-@rule(r"fence(?:\.\w+)?\.(?:gpu|cta|sys)", r"membar\.\w+", r"griddepcontrol\.\w+", r"createpolicy\..*", r"prefetch\..*")
+@rule(
+    r"fence(?:\.\w+)?\.(?:gpu|cta|sys)",
+    r"membar\.\w+",
+    r"griddepcontrol\.\w+",
+    r"createpolicy\..*",
+    r"prefetch\..*",
+    r"setmaxnreg\..*",
+)
 def _order(t: Translator, match: re.Match[str]) -> Step:
-    """Memory order between threads, prefetching: accesses happen in the order of execution here."""
+    """Memory order, prefetching, shares of registers: accesses happen in the order of execution here."""
     if match[0].startswith("createpolicy"):
         write = t.target(t.operands[0])
         return lambda g, m: write(g, np.uint64(0), m)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fasttrain_kernels.testing import Fault, Unsupported
+from fasttrain_kernels.testing import Fault
 from tests.kernels.testing.executed.written import address, run
 
 IN = address("%in0")
@@ -184,11 +184,6 @@ def test_a_barrier_that_not_all_reach_is_a_fault():
         run(half + "@%p0 ret;" + BARRIER, threads=64)
     with pytest.raises(Fault, match="lanes wait at different barriers"):
         run(half + "@%p0 bra A;" + BARRIER + "bra B; A:" + BARRIER + "B:", threads=64)
-
-
-def test_a_barrier_of_some_warps_is_refused():
-    with pytest.raises(Unsupported, match=r"bar.sync .*1, 32"):
-        run("bar.sync 1, 32;", threads=64)
 
 
 def test_lanes_of_a_warp_that_wait_for_each_other_elsewhere_are_a_fault():
