@@ -18,7 +18,20 @@ from typing import Any
 import numpy as np
 
 from fasttrain_kernels.testing.executed.translate import Mask, Rule, Step, Translator, rule
-from fasttrain_kernels.testing.executed.values import F32, F64, I64, KINDS, U32, U64, flush, fma_16, fma_f32, round_tf32
+from fasttrain_kernels.testing.executed.values import (
+    F32,
+    F64,
+    I64,
+    KINDS,
+    U32,
+    U64,
+    flush,
+    fma_16,
+    fma_f32,
+    round_tf32,
+    truncated_bf16,
+    truncated_f16,
+)
 
 Value = Callable[..., Any]
 INTEGER = r"([us](?:16|32|64))"
@@ -260,6 +273,8 @@ TABLE: list[tuple[str, str, str, Value]] = [
     (r"cvt\.rn\.(bf16|f16)\.(f32|bf16|f16)",     "$1",     "$2",          lambda x: x),
     (r"cvt\.rn\.(f16|f32)\.f64",                "$1",     "f64",         lambda x: x),
     (r"cvt\.rn\.(bf16x2|f16x2)\.f32",            "$1",     "f32 f32",     _pair),
+    (r"cvt\.rz\.bf16\.f32",                      "bf16",   "f32",         truncated_bf16),
+    (r"cvt\.rz\.f16\.f32",                       "f16",    "f32",         truncated_f16),
     (r"cvt\.rn\.relu\.(bf16|f16)\.f32",          "$1",     "f32",         lambda x: np.maximum(x, 0)),
     (r"cvt\.rn\.satfinite\.(e4m3x2|e5m2x2)\.f32", "$1",    "f32 f32",     _pair),
     (r"cvt\.rn\.satfinite\.(e4m3x2|e5m2x2)\.f16x2", "$1",  "f16x2",       lambda x: x),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +44,7 @@ def execute(
     config: int = 0,  # which of an autotuned kernel's configurations runs
     multiprocessors: int | None = None,  # that ops of this library see
     rewrite: Callable[[str], str] | None = None,  # changes the PTX before it is executed
+    pointees: Sequence[Tensor] = (),  # that kernels reach by addresses in memory, not by arguments
 ) -> Iterator[ExecutedLaunches]:
     """Compile every @triton.jit kernel that is launched in the block for `target`, execute its PTX on the CPU tensors,
     and yield the list of launches.
@@ -66,7 +67,7 @@ def execute(
     if poison is not None:
         options = options.poisoned(poison)
     launches = ExecutedLaunches()
-    executing = _ExecutingDriver(limits, launches, options, rewrite)
+    executing = _ExecutingDriver(limits, launches, options, rewrite, pointees)
     with contextlib.ExitStack() as stack:
         stack.enter_context(knobs.runtime.scope())
         knobs.runtime.add_stages_inspection_hook = _without_binary
@@ -96,10 +97,11 @@ def _one_configuration(config: int) -> Iterator[None]:
 
 class _ExecutingDriver(OfflineDriver):
     def __init__(
-        self, limits: Any, launches: ExecutedLaunches, options: ExecutionOptions, rewrite: Callable[[str], str] | None
-    ) -> None:
+        self, limits: Any, launches: ExecutedLaunches, options: ExecutionOptions,
+        rewrite: Callable[[str], str] | None, pointees: Sequence[Tensor],
+    ) -> None:  # fmt: skip
         super().__init__(limits, "executing", max_shared=limits.shared_per_block)
-        self.launches, self.options, self.rewrite = launches, options, rewrite
+        self.launches, self.options, self.rewrite, self.pointees = launches, options, rewrite, pointees
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         text = self.stages[metadata.hash]["ptx"].read_text()
@@ -115,8 +117,9 @@ class _ExecutingDriver(OfflineDriver):
             for name in ("global_scratch_size", "profile_scratch_size"):  # of a program; the last two parameters
                 size = getattr(metadata, name, 0) * x * y * z
                 arguments.append(("*i8", torch.zeros(size, dtype=torch.int8)) if size else ("i64", 0))
+            grid, name = (x, y, z), metadata.name
             self.launches.append(
-                execute_kernel(program, (x, y, z), arguments, metadata.shared, self.options, metadata.name)
+                execute_kernel(program, grid, arguments, metadata.shared, self.options, name, self.pointees)
             )
 
         return launch
@@ -161,14 +164,18 @@ def _descriptor(kind: str, value: Any, layout: dict[str, Any] | None) -> list[tu
 
 def execute_kernel(
     program: ExecutableKernel, grid: tuple[int, int, int], arguments: list[tuple[str, Any]], shared: int,
-    options: ExecutionOptions, name: str = "",
+    options: ExecutionOptions, name: str = "", pointees: Sequence[Tensor] = (),
 ) -> ExecutedLaunch:  # fmt: skip
     """Launch a kernel with arguments of Triton's types: "*fp32", "i32", ..."""
     tensors = [_tensor(value) for kind, value in arguments if kind.startswith("*")]
     maps = [value for kind, value in arguments if kind == "map"]
     encoded = [(_map_memory(), tensor, described) for tensor, described in maps]
     tensors += [tensor for held, tensor, _ in encoded for tensor in (held, tensor)]
+    tensors += pointees
     memory, base = _arena(tensors, options)
+    for tensor in pointees:
+        start = tensor.untyped_storage().data_ptr()
+        memory.hosts.append((start, tensor.untyped_storage().nbytes(), base[start]))
     memory.only_blocks = program.specialised
     for held, tensor, described in encoded:
         at = base[held.untyped_storage().data_ptr()]

@@ -186,7 +186,11 @@ class Lanes:
                 self.counter[selected] = step.table[index]
             case FlowKind.BARRIER:
                 self.waiting |= selected
-                self.barrier = step.barrier
+                assert step.barrier is not None
+                number = step.barrier.number
+                if step.barrier.register is not None:
+                    number = int(self.registers[step.barrier.register][selected][0])
+                self.barrier = number, step.barrier.threads
             case FlowKind.END:
                 self.live &= ~selected
 

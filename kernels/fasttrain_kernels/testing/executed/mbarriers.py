@@ -124,7 +124,7 @@ def _try_wait(t: Translator, match: re.Match[str]) -> Step:
     write, address, parity = t.target(t.operands[0]), t.address(t.operands[1]), t.source(t.operands[2], "u32")
 
     def wait(g: Lanes, m: Mask) -> None:
-        lanes, at, wanted, done = chosen(g, m), address(g), full(g, parity(g)), np.zeros(g.n, np.bool_)
+        lanes, at, wanted, done = chosen(g, m), address(g), full(g, parity(g)) & U32(1), np.zeros(g.n, np.bool_)
         asked = {(int(g.block[i]), int(at[i]), int(wanted[i])) for i in lanes}
         for block, where, phase in asked:
             barrier = g.barriers.at(block, where, t.what)

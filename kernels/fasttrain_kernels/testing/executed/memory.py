@@ -109,10 +109,16 @@ class GlobalArena(CheckedMemory):
         super().__init__(size, 2, "global", races=races, first_wins=first_wins)
         self.allowed = np.zeros(len(self.bytes), np.bool_)
         self.unfenced_maps: set[int] = set()  # addresses of tensor maps that a kernel has written
+        self.hosts: list[
+            tuple[int, int, int]
+        ] = []  # address on the CPU, bytes, offset: of what pointers in memory mean
         self.only_blocks = False  # check races between blocks only: of specialised warps, nothing else is known here
 
     def offset(self, address: Array, width: int, what: str) -> Array:
         offset = address.astype(I64) - GLOBAL_BASE
+        for start, nbytes, here in self.hosts:
+            at = address.astype(I64) - start
+            offset = np.where((at >= 0) & (at < nbytes), at + here, offset)
         inside = (offset >= 0) & (offset + width <= len(self.bytes))
         if inside.all():
             inside = self.allowed[offset] & self.allowed[offset + (width - 1)]

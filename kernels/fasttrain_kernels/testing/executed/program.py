@@ -29,6 +29,15 @@ class FlowKind(Enum):
 
 
 @dataclass(frozen=True)
+class TranslatedBarrier:
+    """Which barrier: a number, or the register that holds it; and the threads that meet there."""
+
+    number: int
+    register: int | None
+    threads: int
+
+
+@dataclass(frozen=True)
 class TranslatedInstruction:
     """One instruction. Registers are numbered by slots."""
 
@@ -36,7 +45,7 @@ class TranslatedInstruction:
     execute: Step | None  # of control flow: none
     target: int  # of a branch; of a switch, the register with its index
     table: Array | None  # of a switch: where it jumps to
-    barrier: tuple[int, int]  # number and threads
+    barrier: TranslatedBarrier | None
     guard: int | None
     negated: bool
     sources: frozenset[int]
@@ -53,7 +62,8 @@ class ExecutableKernel:
         self.kernel = kernel
         self.slots = {name: slot for slot, name in enumerate(kernel.registers)}
         # Warps have different tasks: each of them is scheduled for itself, one block at a time
-        self.specialised = any(_kind(i) is FlowKind.BARRIER and not self._of_all(i) for i in kernel.code)
+        barriers = [self._barrier(i) for i in kernel.code if _kind(i) is FlowKind.BARRIER]
+        self.specialised = any(barrier.threads != kernel.threads for barrier in barriers)
         self.bits = list(kernel.registers.values())
         self.steps = [self._translate(instruction) for instruction in kernel.code]
         self.granule = min([16, *(_shared_width(i) for i in kernel.code)])  # of races in shared memory
@@ -61,7 +71,7 @@ class ExecutableKernel:
         self.one_block = self.specialised or any(step.kind is FlowKind.ALL for step in self.steps)
 
     def _translate(self, instruction: PtxInstruction) -> TranslatedInstruction:
-        kind, execute, target, table, barrier = _kind(instruction), None, -1, None, (0, 0)
+        kind, execute, target, table, barrier = _kind(instruction), None, -1, None, None
         guard = self.slots[instruction.guard] if instruction.guard else None
         if kind is FlowKind.BRANCH:
             target = self.kernel.destination(instruction)
@@ -78,15 +88,12 @@ class ExecutableKernel:
             self._select(instruction),
         )  # fmt: skip
 
-    def _barrier(self, instruction: PtxInstruction) -> tuple[int, int]:
-        """The number of a barrier and its threads."""
-        if instruction.guard or any(operand.kind != "immediate" for operand in instruction.operands):
+    def _barrier(self, instruction: PtxInstruction) -> TranslatedBarrier:
+        number, *threads = instruction.operands
+        if instruction.guard or any(operand.kind != "immediate" for operand in threads):
             raise Unsupported(f"{instruction}: {', '.join(o.text for o in instruction.operands)}")
-        number, *threads = (operand.value for operand in instruction.operands)
-        return number, threads[0] if threads else self.kernel.threads
-
-    def _of_all(self, instruction: PtxInstruction) -> bool:
-        return self._barrier(instruction)[1] == self.kernel.threads
+        slot = self.slots[number.text] if number.kind == "register" else None
+        return TranslatedBarrier(number.value, slot, threads[0].value if threads else self.kernel.threads)
 
     def _sources(self, instruction: PtxInstruction) -> frozenset[int]:
         first_is_source = instruction.opcode.startswith(("st", "red", "bra", "brx", "bar"))

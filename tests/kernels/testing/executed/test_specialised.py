@@ -57,9 +57,12 @@ def test_barriers_that_warps_do_not_agree_on_are_faults(first, second, message):
         execute(half(first, second), schedule="reverse")
 
 
-def test_a_barrier_by_register_is_refused():
-    with pytest.raises(Unsupported, match=r"bar.sync .*%r0, 64"):
-        execute("bar.sync %r0, 64;")
+def test_a_register_may_name_the_barrier_but_not_its_threads():
+    by_register = "shr.u32 %r9, %r0, 6; add.s32 %r9, %r9, 1; bar.sync %r9, 64;"
+    _, out = execute(WRITE, by_register, OF_THE_OTHER_WARP, OUT)
+    assert out == [i ^ 32 for i in range(128)]
+    with pytest.raises(Unsupported, match=r"bar.sync .*1, %r0"):
+        execute("bar.sync 1, %r0;")
 
 
 # A word goes from the first warp to the last by mbarriers: full at 512, empty at 520
@@ -84,6 +87,15 @@ def exchange(first, second):
     body = alone + half(PRODUCER + first, "@%p3 bra END;" + second) + "bar.sync 1, 128;"  # all: never of some
     return MADE + body.replace("bar.sync 1, 128;", half("bar.sync 5, 64;", "bar.sync 6, 64;").replace("END", "LAST")
                                .replace("SECOND", "SECOND_LAST"))  # fmt: skip
+
+
+def test_a_parity_is_its_lowest_bit():
+    """Triton writes -1 for 1."""
+    with pytest.raises(Fault, match="waits forever"):
+        execute(MADE, wait(512, 0, "A"))
+    with pytest.raises(Fault, match="waits forever"):
+        execute(MADE, FULL, "bar.sync 2, 128;", wait(512, -1, "A"))
+    execute(MADE, wait(512, -1, "A"))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
