@@ -19,7 +19,7 @@ from fasttrain_kernels.testing.executed.values import U32, Array
 if TYPE_CHECKING:
     from fasttrain_kernels.testing.executed.lanes import Lanes
 
-_MANY_STALLS = 10_000
+_MANY_STALLS = 1_000
 
 
 class Mbarrier:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 
@@ -69,6 +70,12 @@ class ExecutableKernel:
         self.granule = min([16, *(_shared_width(i) for i in kernel.code)])  # of races in shared memory
         # Blocks may not diverge from each other
         self.one_block = self.specialised or any(step.kind is FlowKind.ALL for step in self.steps)
+
+    def replaced(self, at: int, instruction: PtxInstruction) -> ExecutableKernel:
+        """The kernel with another instruction in one place."""
+        found = copy(self)
+        found.steps = [*self.steps[:at], self._translate(instruction), *self.steps[at + 1 :]]
+        return found
 
     def _translate(self, instruction: PtxInstruction) -> TranslatedInstruction:
         kind, execute, target, table, barrier = _kind(instruction), None, -1, None, None
@@ -147,7 +154,7 @@ def _kind(instruction: PtxInstruction) -> FlowKind:
 def _shared_width(instruction: PtxInstruction) -> int:
     """Bytes of a plain access to shared memory."""
     words = instruction.opcode.split(".")
-    if words[0] in ("ld", "st") and any(word.startswith("shared") for word in words):
+    if words[0] in ("ld", "st", "atom", "red") and any(word.startswith("shared") for word in words):
         vector = next((int(word[1:]) for word in words if re.fullmatch(r"v\d", word)), 1)
         return KINDS[words[-1]].bits // 8 * vector
     if re.match(r"cp\.async\.c[ag]", instruction.opcode):

@@ -41,6 +41,7 @@ class TensorMemory:
     def __init__(self, blocks: int, barriers: Mbarriers, *, early: bool) -> None:
         self.cells = np.full((blocks, 128, _COLUMNS), _UNINITIALISED, U32)
         self.known = np.zeros((blocks, 128, _COLUMNS), np.bool_)
+        self.storing = np.zeros((blocks, 128, _COLUMNS), np.bool_)  # by tcgen05.st, before its wait
         self.allocated = np.zeros(blocks, I64)  # columns
         self.queues: list[list[Callable[[], None] | int]] = [[] for _ in range(blocks)]  # matmuls; arrivals
         self.barriers = barriers
@@ -104,7 +105,19 @@ def _alloc(t: Translator, match: re.Match[str]) -> Step:
     return allocate
 
 
-@rule(r"tcgen05\.relinquish_alloc_permit\.cta_group::1\.sync\.aligned", r"tcgen05\.wait::st\.sync\.aligned")
+@rule(r"tcgen05\.wait::st\.sync\.aligned")
+def _wait_store(t: Translator, match: re.Match[str]) -> Step:
+    def wait(g: Lanes, m: Mask) -> None:
+        check_whole_warps(g, m, t.what)
+        lanes = chosen(g, m)
+        lanes = lanes[g.lane[lanes] == 0]
+        rows = g.warp[lanes][:, None] % 4 * 32 + np.arange(32)
+        g.tensor.storing[g.block[lanes][:, None], rows] = False
+
+    return wait
+
+
+@rule(r"tcgen05\.relinquish_alloc_permit\.cta_group::1\.sync\.aligned")
 def _together(t: Translator, match: re.Match[str]) -> Step:
     return lambda g, m: check_whole_warps(g, m, t.what)
 
@@ -164,6 +177,7 @@ def _load_store(t: Translator, match: re.Match[str]) -> Step:
             active = np.ones(g.n, np.bool_) if m is None else m
             if active.any():
                 at = cells(g, active)
+                _note_storing(g, at, what)
                 known = g.tensor.known[at].all(1)
                 if not known.all():
                     g.set_undefined(slots, g.spread(np.logical_not(known), np.nonzero(active)[0]))
@@ -183,9 +197,15 @@ def _load_store(t: Translator, match: re.Match[str]) -> Step:
             at = cells(g, active)
             g.tensor.cells[at] = np.stack([full(g, source(g)) for source in sources], 1)[active]
             undefined = g.undefined_in(stored)
+            g.tensor.storing[at] = True
             g.tensor.known[at] = True if undefined is None else ~undefined[active][:, None]
 
     return store
+
+
+def _note_storing(g: Lanes, at: Any, what: str) -> None:
+    if storing := int(g.tensor.storing[at].sum()):
+        g.launch.early[f"reads what tcgen05.st stores: {what}"] += storing
 
 
 def _tensor_address(t: Translator, operand: Operand) -> Callable[[Lanes], Array]:
@@ -225,7 +245,7 @@ def _issue(
     float32 = (code >> 4 & 3) == 1
     if not float32 or not all(kinds) or code & 0x600F or rows not in (64, 128):
         raise Unsupported(f"{what}: instruction descriptor {code:#x}")
-    if (transpose_a or transpose_b) and ELEMENT_BITS[kinds[0]] != 16:
+    if (transpose_a or transpose_b) and ELEMENT_BITS[kinds[0]] == 32:
         raise Unsupported(f"{what}: a transposed operand of {kinds[0]}")
     g.launch.mma_flops += 2 * rows * columns * 256 // ELEMENT_BITS[kinds[0]]
     row = np.arange(128) if rows == 128 else np.arange(64) // 16 * 32 + np.arange(64) % 16
@@ -239,11 +259,14 @@ def _issue(
         first_a, column_a = tensor.at(np.array(left), 8, block, what)
         at_a = np.ix_(np.array([block]), first_a + row, column_a + np.arange(8))
 
+        _note_storing(g, at_a, what)
+
         def read_a() -> Any:
             return elements(tensor.cells[at_a][0], kinds[0])
 
     read_b = _shared_operand(g, lane, right, columns, transpose_b, kinds[1], what)
     issued = read_a(), read_b()
+    _note_storing(g, at, what)
 
     def matmul() -> None:
         now = read_a(), read_b()
@@ -269,7 +292,7 @@ def _shared_operand(
     mode = descriptor >> 61 & 7
     if mode not in _SPANS or descriptor >> 49 & 7 or descriptor >> 52 & 1:
         raise Unsupported(f"{what}: descriptor {descriptor:#x}")
-    address = chunk_addresses(descriptor, _SPANS[mode], np.arange(rows), transposed)
+    address = chunk_addresses(descriptor, _SPANS[mode], np.arange(rows), kind, transposed)
     lanes = np.full(address.size, lane)
     offset = g.shared.offset(flat(address), 16, g.block[lanes], what)
     at = g.shared.granules(offset, 16)

@@ -215,6 +215,16 @@ def test_a_schedule_decides_what_nothing_else_does(schedule, last):
     assert out.item() == last
 
 
+def test_order_hints_and_policies_change_nothing():
+    out = ints(32)
+    hints = (
+        "createpolicy.fractional.L2::evict_last.b64 %rd7, 1.0; membar.gl; fence.acq_rel.gpu; fence.sc.cta;"
+        "griddepcontrol.wait; griddepcontrol.launch_dependents; prefetch.global.L2 [%in0];"
+    ).replace("1.0", "0f3F800000")
+    assert run(hints + IN + "st.global.b32 [%rd0], %r0;", out).findings == []
+    assert out.tolist() == list(range(32))
+
+
 # Bank conflicts
 
 

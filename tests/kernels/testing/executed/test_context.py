@@ -79,7 +79,7 @@ def test_a_kernel_is_executed_on_cpu_tensors(target):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float8_e5m2])
 def test_tensor_cores_multiply_as_torch_does(target, dtype):
     x, y = torch.randn(2, 64, 64).to(dtype)
     out = torch.empty(64, 64)
