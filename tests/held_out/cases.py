@@ -25,6 +25,8 @@ class HeldOut:
     op: Op
     reference: Op
     inputs: Inputs
+    tolerance: float = 5e-3  # of the largest value: float32 matmuls are in tf32
+    wrong: str = ""  # why the op's own results are not its reference's
 
 
 CASES: dict[str, HeldOut] = {}
@@ -34,8 +36,8 @@ def randn(*shape: int) -> Tensor:
     return torch.randn(shape).requires_grad_()
 
 
-def case(name: str, op: Op, reference: Op, inputs: Inputs) -> None:
-    CASES[name] = HeldOut(op, reference, inputs)
+def case(name: str, op: Op, reference: Op, inputs: Inputs, **options: Any) -> None:
+    CASES[name] = HeldOut(op, reference, inputs, **options)
 
 
 def imported(module: str, name: str) -> Any:

@@ -101,4 +101,5 @@ def active(offline: OfflineDriver, target: Target, *, multiprocessors: int | Non
         finally:
             driver._active = before
             for function in compiled_for:
-                function.device_caches.pop(offline.device, None)
+                for kernel in function.device_caches.pop(offline.device, [{}])[0].values():
+                    kernel.module = None  # which Triton 3.9 would ask the active driver to unload, once there is none

@@ -1,157 +1,134 @@
-"""Do the checks bite? Barriers, waits, fences, guards and swizzles of compiled kernels, removed one at a time.
+"""Do the checks bite? Every barrier, wait, fence, guard and swizzle of compiled kernels, removed one at a time.
 
-Each mutant ends in a report (a Fault, a finding, numbers out of tolerance), or is redundant: under every schedule its
-results are those of the unchanged kernel, bit for bit. How many are redundant is counted per kind; a check that stops
-working raises the count.
+Each mutant ends in a report (a fault, a finding, other numbers, more bank conflicts), or is redundant: under every
+schedule and poison its results and findings are those of the kernel, bit for bit. The table says how many are, and of
+which kernel: a check that stops working raises a number, a kernel that changes shows where.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import triton
 
-from fasttrain_kernels import attention, rms_norm
-from fasttrain_kernels.testing import Fault, Unsupported, execute
+from fasttrain_kernels import add_rms_norm, attention, rms_norm
 from fasttrain_kernels.testing.accuracy import _outputs_and_gradients
-from fasttrain_kernels.testing.executed import machine
-from fasttrain_kernels.testing.executed.ptx import PtxInstruction
-
-Rewrite = Callable[[str], str]
+from tests.kernels.executed.mutants import KINDS, mutants, outcome, recorded, survey
+from tests.kernels.numbers.cases import CASES
 
 
-def removed(line: str) -> str:
-    return ""
+def _bf16(*shape: int) -> torch.Tensor:
+    return torch.randn(shape).bfloat16().requires_grad_()
 
 
-def unguarded(line: str) -> str:
-    return re.sub(r"@!?%p\d+ ", "", line)
+def _attention() -> tuple[Any, dict[str, Any]]:
+    return attention, dict(q=_bf16(1, 150, 1, 64), k=_bf16(1, 150, 1, 64), v=_bf16(1, 150, 1, 64), backend="triton")
 
 
-def unswizzled(line: str) -> str:
-    """xor.b32 a, b, c: a = b."""
-    return re.sub(r"xor\.b32\s+(%r\d+), (%r\d+), [^;]+;", r"mov.b32 \1, \2;", line)
+def _case(name: str) -> tuple[Any, dict[str, Any]]:
+    return CASES[name].op, CASES[name].inputs(torch.bfloat16)
 
 
-KINDS: dict[str, tuple[str, Rewrite]] = {  # opcodes of the instructions, and what becomes of their line
-    "barrier": (r"bar\.sync", removed),
-    "wait": (r"cp\.async\.wait_group|wgmma\.wait_group|tcgen05\.wait::ld", removed),
-    "fence": (r"fence\.proxy\.async", removed),
-    "guard": (r"(ld|st)\.global|cp\.async\.c|tcgen05\.mma", unguarded),
-    "swizzle": (r"xor\.b32", unswizzled),
+CALLS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
+    "attention": _attention,
+    "rms_norm": lambda: (rms_norm, dict(x=_bf16(5, 1000), weight=_bf16(1000))),
+    "add_rms_norm": lambda: (add_rms_norm, dict(x=_bf16(5, 1000), residual=_bf16(5, 1000), weight=_bf16(1000))),
+    "qk_norm_rope": lambda: _case("qk_norm_rope, partial, D 80"),
+    "linear_cross_entropy": lambda: _case("linear_cross_entropy (7, 16, 1000)"),
+    "swiglu": lambda: _case("swiglu (2, 1025)"),
 }
-SCHEDULES: list[dict[str, Any]] = [
-    {},
-    dict(schedule="reverse", asynchronous="early", poison=0xFF),
-    dict(schedule="random"),
-]
 
 
-def norm():
+def launches(call: str, target: str, monkeypatch: pytest.MonkeyPatch):
     torch.manual_seed(0)
-    return rms_norm, dict(x=torch.randn(5, 1000).bfloat16().requires_grad_(), weight=torch.randn(1000).bfloat16())
+    op, inputs = CALLS[call]()
+    return recorded(lambda: _outputs_and_gradients(op, inputs, 0), target, monkeypatch)
 
 
-def causal():
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 150, 1, 64).bfloat16().requires_grad_() for _ in "qkv")
-    return attention, dict(q=q, k=k, v=v)
-
-
-def run(case, target: str, **options) -> tuple[dict[str, torch.Tensor], list[str]]:
-    op, inputs = case()
-    with execute(target, bank_conflicts=False, multiprocessors=2, **options) as launches:
-        results = _outputs_and_gradients(op, inputs, 0)
-    return results, launches.findings
-
-
-def executed(case, target: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[PtxInstruction]]:
-    """The instructions of each kernel that were executed."""
-    found: dict[str, dict[int, PtxInstruction]] = defaultdict(dict)
-    launch = machine.Machine.launch
-
-    def spy(self, grid, params):
-        report = launch(self, grid, params)
-        kernel = self.program.kernel
-        for instruction, count in zip(kernel.code, self.counts, strict=True):
-            if count:
-                found[kernel.name][instruction.line] = instruction
-        return report
-
-    with monkeypatch.context() as patched:
-        patched.setattr(machine.Machine, "launch", spy)
-        run(case, target)
-    return {kernel: [lines[line] for line in sorted(lines)] for kernel, lines in found.items()}
-
-
-def mutate(kernel: str, line: int, change: Rewrite) -> Rewrite:
-    def rewrite(text: str) -> str:
-        if f".entry {kernel}(" not in text:
-            return text
-        lines = text.split("\n")
-        lines[line - 1] = change(lines[line - 1])
-        return "\n".join(lines)
-
-    return rewrite
-
-
-def outcome(case, target: str, rewrite: Rewrite, expected: dict[str, torch.Tensor], before: list[str]) -> str:
-    """What tells a mutant from the kernel, or "redundant"."""
-    for options in SCHEDULES:
-        try:
-            results, findings = run(case, target, rewrite=rewrite, **options)
-        except (Fault, Unsupported):
-            return "fault"
-        except (IndexError, ValueError):  # of an address that is nowhere
-            return "fault"
-        if findings != before:
-            return "finding"
-        if any(not torch.equal(results[name], expected[name]) for name in expected):
-            return "numbers"
-    return "redundant"
-
-
-def survey(case, target: str, monkeypatch: pytest.MonkeyPatch, *, every: int = 1) -> dict[str, Counter[str]]:
-    expected, before = run(case, target)
-    table: dict[str, Counter[str]] = defaultdict(Counter)
-    for kernel, instructions in executed(case, target, monkeypatch).items():
-        for kind, (pattern, change) in KINDS.items():
-            matching = [i for i in instructions if re.match(pattern, i.opcode) and (kind != "guard" or i.guard)]
-            for instruction in matching[::every]:
-                rewrite = mutate(kernel, instruction.line, change)
-                table[kind][outcome(case, target, rewrite, expected, before)] += 1
-    return table
-
-
-# Of the mutants that no check and no number tells from the kernel, with their reason:
+# Of each kind: mutants, and of them the redundant ones. Their reasons:
 #   barrier   Triton puts one between two uses of an allocation, also where a warp only meets its own data again
-#   wait      of a group that a later wait covers before its data are read
+#   wait      of a group, or a phase, that a later wait covers before its data are read
 #   fence     one of several between a write and a matmul
-#   guard     every lane is inside: the shapes leave no row out, or the block's loads stay in the tensor
+#   guard     every lane is inside: no row is left out, or all lanes store the same
 #   swizzle   of an address that nobody uses, or of a register that holds 0
-NORM = {"barrier": 2, "guard": 6}
-ATTENTION = {"barrier": 0.6, "wait": 0.4, "fence": 0.8, "guard": 0.4, "swizzle": 0.4}  # largest share
+TABLE: dict[tuple[str, str], dict[str, dict[str, tuple[int, int]]]] = {
+    ("attention", "sm_80"): {
+        "_attention_fwd_kernel": dict(barrier=(11, 4), guard=(9, 0), swizzle=(30, 0), wait=(4, 0)),
+        "_attention_delta_kernel": dict(barrier=(12, 0), guard=(9, 2), swizzle=(8, 0)),
+        "_attention_key_gradient_kernel": dict(barrier=(7, 2), guard=(22, 0), swizzle=(17, 0), wait=(3, 0)),
+        "_attention_query_gradient_kernel": dict(barrier=(7, 2), guard=(16, 0), swizzle=(30, 0), wait=(4, 0)),
+    },
+    ("attention", "sm_90"): {
+        "_attention_fwd_kernel": dict(barrier=(11, 4), fence=(4, 2), guard=(9, 0), swizzle=(4, 0), wait=(8, 1)),
+        "_attention_delta_kernel": dict(barrier=(3, 0), fence=(1, 0), guard=(9, 2), swizzle=(1, 1), wait=(1, 0)),
+        "_attention_key_gradient_kernel": dict(
+            barrier=(7, 2), fence=(3, 2), guard=(22, 0), swizzle=(4, 0), wait=(7, 1)
+        ),
+        "_attention_query_gradient_kernel": dict(
+            barrier=(7, 2), fence=(4, 2), guard=(16, 0), swizzle=(4, 0), wait=(10, 1)
+        ),
+    },
+    ("attention", "sm_100"): {
+        "_attention_fwd_kernel": dict(barrier=(43, 23), fence=(10, 4), guard=(65, 12), swizzle=(7, 4), wait=(34, 7)),
+        "_attention_delta_kernel": dict(barrier=(7, 2), fence=(1, 0), guard=(16, 3), swizzle=(1, 1), wait=(3, 0)),
+        "_attention_key_gradient_kernel": dict(
+            barrier=(40, 15), fence=(15, 13), guard=(112, 20), swizzle=(5, 1), wait=(31, 8)
+        ),
+        "_attention_query_gradient_kernel": dict(
+            barrier=(28, 5), fence=(6, 2), guard=(60, 10), swizzle=(3, 0), wait=(14, 1)
+        ),
+    },
+    ("attention", "sm_120"): {
+        "_attention_fwd_kernel": dict(barrier=(11, 4), guard=(9, 0), swizzle=(30, 0), wait=(4, 0)),
+        "_attention_delta_kernel": dict(barrier=(12, 0), guard=(9, 2), swizzle=(8, 0)),
+        "_attention_key_gradient_kernel": dict(barrier=(7, 2), guard=(22, 0), swizzle=(17, 0), wait=(3, 0)),
+        "_attention_query_gradient_kernel": dict(barrier=(7, 2), guard=(16, 0), swizzle=(30, 0), wait=(4, 0)),
+    },
+    ("rms_norm", "sm_90"): {
+        "_rms_norm_fwd_kernel": dict(barrier=(9, 0), guard=(49, 3), swizzle=(2, 0)),
+        "_rms_norm_bwd_kernel": dict(barrier=(13, 1), guard=(71, 6), swizzle=(4, 0), wait=(2, 0)),
+        "_sum_partials_kernel": dict(barrier=(2, 0), guard=(9, 0)),
+    },
+    ("add_rms_norm", "sm_90"): {
+        "_rms_norm_fwd_kernel": dict(barrier=(11, 0), guard=(81, 6), swizzle=(2, 0)),
+        "_rms_norm_bwd_kernel": dict(barrier=(14, 1), guard=(47, 6), swizzle=(6, 0), wait=(2, 0)),
+        "_sum_partials_kernel": dict(barrier=(2, 0), guard=(9, 0)),
+    },
+    ("qk_norm_rope", "sm_90"): {
+        "_qk_norm_rope_fwd_kernel": dict(guard=(28, 6)),
+        "_qk_norm_rope_bwd_kernel": dict(barrier=(19, 0), guard=(24, 3), swizzle=(2, 0)),
+        "_sum_partials_kernel": dict(barrier=(9, 0), guard=(18, 0)),
+    },
+    ("linear_cross_entropy", "sm_90"): {
+        "_cross_entropy_kernel": dict(barrier=(6, 0), guard=(10, 0)),
+    },
+    ("swiglu", "sm_90"): {
+        "_swiglu_fwd_kernel": dict(guard=(24, 0)),
+        "_swiglu_bwd_kernel": dict(guard=(40, 0)),
+    },
+}
 
 
 @pytest.mark.executed
-@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
-def test_every_mutant_of_a_norm_is_reported_or_redundant(target, monkeypatch):
-    table = survey(norm, target, monkeypatch)
-    assert table["barrier"].total() >= 16
-    assert table["guard"].total() >= 100
-    for kind, outcomes in table.items():
-        assert outcomes["redundant"] <= NORM.get(kind, 0), table
+@pytest.mark.skipif(not triton.__version__.startswith("3.7."), reason="the table is of the pinned Triton")
+@pytest.mark.parametrize(("call", "target"), TABLE)
+def test_every_mutant_is_reported_or_redundant(call, target, monkeypatch):
+    found = {
+        execution.program.kernel.name: {
+            kind: (outcomes.total(), outcomes["redundant"]) for kind, outcomes in sorted(survey(execution).items())
+        }
+        for execution in launches(call, target, monkeypatch)
+    }
+    assert found == TABLE[call, target]
 
 
-@pytest.mark.executed
-@pytest.mark.parametrize(("target", "every"), [("sm_80", 8), ("sm_90", 6), ("sm_100", 8)])
-def test_mutants_of_attention_are_reported_or_redundant(target, every, monkeypatch):
-    table = survey(causal, target, monkeypatch, every=every)
-    kinds = set(KINDS) - ({"fence"} if target == "sm_80" else set())  # which needs none
-    assert kinds <= set(table)
-    for kind, outcomes in table.items():
-        assert outcomes["redundant"] <= ATTENTION[kind] * outcomes.total(), table
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mutant_of_each_kind_is_reported(kind, monkeypatch):
+    """The first of each, of a kernel with tensor cores."""
+    execution = launches("attention", "sm_90", monkeypatch)[0]
+    _, _, mutant = next(found for found in mutants(execution) if found[0] == kind)
+    assert outcome(execution, execution.program, swizzle=kind == "swizzle") == "redundant"
+    assert outcome(execution, mutant, swizzle=kind == "swizzle") != "redundant"

@@ -40,6 +40,8 @@ def unfenced_matmuls(ptx: str) -> int:
 
 def _successors(kernel: PtxKernel, at: int) -> list[int]:
     instruction, following = kernel.code[at], [at + 1] if at + 1 < len(kernel.code) else []
+    if instruction.opcode == "brx.idx":
+        return kernel.jump_table(instruction, instruction.operands[1].text)
     if instruction.opcode.split(".")[0] == "bra":
         target = kernel.destination(instruction)
         return [target] if instruction.guard is None else [target, *following]

@@ -190,9 +190,16 @@ def _proxy_fence(t: Translator, match: re.Match[str]) -> Step:
     return fence
 
 
-@rule(r"fence(?:\.\w+)?\.(?:gpu|cta|sys)", r"membar\.\w+", r"griddepcontrol\.\w+", r"createpolicy\..*", r"prefetch\..*")
+@rule(
+    r"fence(?:\.\w+)?\.(?:gpu|cta|sys)",
+    r"membar\.\w+",
+    r"griddepcontrol\.\w+",
+    r"createpolicy\..*",
+    r"prefetch\..*",
+    r"setmaxnreg\..*",
+)
 def _order(t: Translator, match: re.Match[str]) -> Step:
-    """Memory order between threads, prefetching: accesses happen in the order of execution here."""
+    """Memory order, prefetching, shares of registers: accesses happen in the order of execution here."""
     if match[0].startswith("createpolicy"):
         write = t.target(t.operands[0])
         return lambda g, m: write(g, np.uint64(0), m)
@@ -202,7 +209,7 @@ def _order(t: Translator, match: re.Match[str]) -> Step:
 # Atomics: one lane after the other, in the order of lanes. They are no race, and order nothing.
 
 _ATOMIC = (
-    r"(?=.*\.global)(?:\.(?:relaxed|acquire|release|acq_rel|gpu|sys|cta|global))+"
+    r"(?=.*\.(global|shared))(?:\.(?:relaxed|acquire|release|acq_rel|gpu|sys|cta|global|shared|shared::cta))+"
     r"\.(add|min|max|and|or|xor|exch|cas|inc)(?:\.noftz)?(?:\.(v2|v4|v8))?\.(b32|b64|u32|u64|s32|s64|f32|f64|f16x2|"
     r"bf16x2|f16|bf16)"
 )
@@ -214,33 +221,38 @@ _UPDATES: dict[str, Callable[..., Any]] = {
 
 @rule(rf"atom{_ATOMIC}", rf"red{_ATOMIC}")
 def _atomic(t: Translator, match: re.Match[str]) -> Step:
-    operation, count, kind, what = match[1], int((match[2] or "v1")[1:]), KINDS[match[3]], t.what
+    in_global, operation, what = match[1] == "global", match[2], t.what
+    count, kind = int((match[3] or "v1")[1:]), KINDS[match[4]]
     operands = list(t.operands)
     targets = [t.target(p) for p in t.parts(operands.pop(0), count)] if match[0].startswith("atom") else []
     address, width = t.address(operands.pop(0)), kind.bits // 8
     if operation not in (*_UPDATES, "cas") or (operation == "cas") != (len(operands) == 2):
         raise t.refuse()
-    sources = [[t.source(p, match[3]) for p in t.parts(operand, count)] for operand in operands]
+    sources = [[t.source(p, match[4]) for p in t.parts(operand, count)] for operand in operands]
     encode, decode = kind.encode or (lambda x: x), kind.decode or (lambda x: x)
 
     def update(g: Lanes, m: Mask) -> None:
         lanes = chosen(g, m)
         if not lanes.size:
             return
-        offset = g.memory.offset(address(g)[lanes], width * count, what)
-        view = g.memory.views[width]
-        g.launch.bytes_atomic += lanes.size * width * count
+        at = address(g)[lanes]
+        if in_global:
+            offset, view = g.memory.offset(at, width * count, what), g.memory.views[width]
+            g.launch.bytes_atomic += lanes.size * width * count
+        else:
+            offset, view = g.shared.offset(at, width * count, g.block[lanes], what), g.shared.views[width]
+            g.shared.check_operand(g.shared.granules(offset, width * count), what)
         for i in range(count):
             given = [np.ascontiguousarray(full(g, s[i](g))[lanes]) for s in sources]
             old = np.empty(lanes.size, kind.dtype)
-            for n, at in enumerate(offset // width + i):
-                before = view[at : at + 1].view(kind.dtype)
+            for n, one in enumerate(offset // width + i):
+                before = view[one : one + 1].view(kind.dtype)
                 old[n] = before[0]
                 if operation == "cas":
                     new = given[1][n : n + 1] if old[n] == given[0][n] else before
                 else:
                     new = np.asarray(encode(_UPDATES[operation](decode(before), decode(given[0][n : n + 1]))))
-                view[at : at + 1] = new.astype(kind.dtype).view(view.dtype)
+                view[one : one + 1] = new.astype(kind.dtype).view(view.dtype)
             if targets:
                 targets[i](g, g.spread(old, lanes), m)
 

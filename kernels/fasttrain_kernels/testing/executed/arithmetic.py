@@ -18,7 +18,20 @@ from typing import Any
 import numpy as np
 
 from fasttrain_kernels.testing.executed.translate import Mask, Rule, Step, Translator, rule
-from fasttrain_kernels.testing.executed.values import F32, F64, I64, KINDS, U32, U64, flush, fma_16, fma_f32
+from fasttrain_kernels.testing.executed.values import (
+    F32,
+    F64,
+    I64,
+    KINDS,
+    U32,
+    U64,
+    flush,
+    fma_16,
+    fma_f32,
+    round_tf32,
+    truncated_bf16,
+    truncated_f16,
+)
 
 Value = Callable[..., Any]
 INTEGER = r"([us](?:16|32|64))"
@@ -151,11 +164,6 @@ def _to_integer(x: Any, rounding: Callable[[Any], Any], kind: str) -> Any:
 _ROUNDINGS: dict[str, Callable[[Any], Any]] = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
 
 
-def _to_tf32(bits: Any) -> Any:
-    """Round to nearest, ties away from zero."""
-    return (bits + U32(0x1000)) & U32(0xFFFFE000)
-
-
 def _pair(high: Any, low: Any) -> Any:
     """Two numbers as elements of one register; the first operand is the upper one."""
     return np.stack(np.broadcast_arrays(np.atleast_1d(low), np.atleast_1d(high)), -1)
@@ -265,11 +273,13 @@ TABLE: list[tuple[str, str, str, Value]] = [
     (r"cvt\.rn\.(bf16|f16)\.(f32|bf16|f16)",     "$1",     "$2",          lambda x: x),
     (r"cvt\.rn\.(f16|f32)\.f64",                "$1",     "f64",         lambda x: x),
     (r"cvt\.rn\.(bf16x2|f16x2)\.f32",            "$1",     "f32 f32",     _pair),
+    (r"cvt\.rz\.bf16\.f32",                      "bf16",   "f32",         truncated_bf16),
+    (r"cvt\.rz\.f16\.f32",                       "f16",    "f32",         truncated_f16),
     (r"cvt\.rn\.relu\.(bf16|f16)\.f32",          "$1",     "f32",         lambda x: np.maximum(x, 0)),
     (r"cvt\.rn\.satfinite\.(e4m3x2|e5m2x2)\.f32", "$1",    "f32 f32",     _pair),
     (r"cvt\.rn\.satfinite\.(e4m3x2|e5m2x2)\.f16x2", "$1",  "f16x2",       lambda x: x),
     (r"cvt\.rn\.f16x2\.(e4m3x2|e5m2x2)",         "f16x2",  "$1",          lambda x: x),
-    (r"cvt\.rna\.tf32\.f32",                     "b32",    "b32",         _to_tf32),
+    (r"cvt\.rna\.tf32\.f32",                     "b32",    "b32",         round_tf32),
     (r"selp\.(b16|b32|b64|u16|u32|u64|s16|s32|s64|f16|f32|f64)", "$1", "$1 $1 pred", lambda a, b, p: np.where(p, a, b)),
     (r"testp\.finite\.(f32|f64)",                "pred",   "$1",          np.isfinite),
 ]  # fmt: skip

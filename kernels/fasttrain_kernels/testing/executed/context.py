@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from fasttrain_kernels.testing.executed.machine import SCHEDULES, ExecutionOptio
 from fasttrain_kernels.testing.executed.memory import GAP, GLOBAL_BASE, Fault, GlobalArena
 from fasttrain_kernels.testing.executed.program import ExecutableKernel
 from fasttrain_kernels.testing.executed.ptx import Unsupported, parse
+from fasttrain_kernels.testing.executed.tma import MAP_BYTES, TF32, TensorMap
 from fasttrain_kernels.testing.executed.values import Array
 from fasttrain_kernels.testing.poison import poisoned_memory
 from fasttrain_kernels.testing.targets import target_named
@@ -42,6 +44,7 @@ def execute(
     config: int = 0,  # which of an autotuned kernel's configurations runs
     multiprocessors: int | None = None,  # that ops of this library see
     rewrite: Callable[[str], str] | None = None,  # changes the PTX before it is executed
+    pointees: Sequence[Tensor] = (),  # that kernels reach by addresses in memory, not by arguments
 ) -> Iterator[ExecutedLaunches]:
     """Compile every @triton.jit kernel that is launched in the block for `target`, execute its PTX on the CPU tensors,
     and yield the list of launches.
@@ -64,7 +67,7 @@ def execute(
     if poison is not None:
         options = options.poisoned(poison)
     launches = ExecutedLaunches()
-    executing = _ExecutingDriver(limits, launches, options, rewrite)
+    executing = _ExecutingDriver(limits, launches, options, rewrite, pointees)
     with contextlib.ExitStack() as stack:
         stack.enter_context(knobs.runtime.scope())
         knobs.runtime.add_stages_inspection_hook = _without_binary
@@ -94,10 +97,11 @@ def _one_configuration(config: int) -> Iterator[None]:
 
 class _ExecutingDriver(OfflineDriver):
     def __init__(
-        self, limits: Any, launches: ExecutedLaunches, options: ExecutionOptions, rewrite: Callable[[str], str] | None
-    ) -> None:
+        self, limits: Any, launches: ExecutedLaunches, options: ExecutionOptions,
+        rewrite: Callable[[str], str] | None, pointees: Sequence[Tensor],
+    ) -> None:  # fmt: skip
         super().__init__(limits, "executing", max_shared=limits.shared_per_block)
-        self.launches, self.options, self.rewrite = launches, options, rewrite
+        self.launches, self.options, self.rewrite, self.pointees = launches, options, rewrite, pointees
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         text = self.stages[metadata.hash]["ptx"].read_text()
@@ -109,12 +113,13 @@ class _ExecutingDriver(OfflineDriver):
 
         def launch(x: int, y: int, z: int, stream: Any, function: Any, packed: Any, *rest: Any) -> None:
             _, _, _, *values = rest  # launch metadata, two hooks
-            arguments = _flat(source.signature.values(), values)
+            arguments = _flat(source.signature.values(), values, list(getattr(metadata, "tensordesc_meta", None) or []))
             for name in ("global_scratch_size", "profile_scratch_size"):  # of a program; the last two parameters
                 size = getattr(metadata, name, 0) * x * y * z
                 arguments.append(("*i8", torch.zeros(size, dtype=torch.int8)) if size else ("i64", 0))
+            grid, name = (x, y, z), metadata.name
             self.launches.append(
-                execute_kernel(program, (x, y, z), arguments, metadata.shared, self.options, metadata.name)
+                execute_kernel(program, grid, arguments, metadata.shared, self.options, name, self.pointees)
             )
 
         return launch
@@ -126,24 +131,57 @@ def _program(text: str) -> ExecutableKernel:
     return _programs[text]
 
 
-def _flat(kinds: Iterable[Any], values: Iterable[Any]) -> list[tuple[str, Any]]:
-    """Triton's types and values of the arguments that a kernel gets; tuples are spread."""
+def _flat(kinds: Iterable[Any], values: Iterable[Any], maps: list[dict[str, Any]]) -> list[tuple[str, Any]]:
+    """Triton's types and values of the arguments that a kernel gets; tuples and descriptors are spread."""
     found: list[tuple[str, Any]] = []
     for kind, value in zip(kinds, values, strict=True):
         if isinstance(kind, tuple):
-            found += _flat(kind, value)
+            found += _flat(kind, value, maps)
+        elif kind.startswith("tensordesc"):
+            found += _descriptor(kind, value, maps.pop(0) if maps else None)
         elif kind != "constexpr":
             found.append((kind, value))
     return found
 
 
+def _descriptor(kind: str, value: Any, layout: dict[str, Any] | None) -> list[tuple[str, Any]]:
+    """The arguments that a host's tensor descriptor becomes: a tensor map, or a pointer where the target has none."""
+    sizes, strides = [("i64", size) for size in value.shape], [("i64", stride) for stride in value.strides]
+    following: list[tuple[str, Any]] = [*(("i32", size) for size in value.shape), *strides]
+    nan = value.padding == "nan"
+    if layout is None:
+        pointer = "*" + kind.removeprefix("tensordesc<").split("[")[0]
+        return [(pointer, value.base), *sizes, *strides, ("i1", nan), ("i1", value.round_f32_to_tf32), *following]
+    if layout["fp4_padded"] or layout.get("is_im2col"):
+        raise Unsupported(f"a tensor descriptor {layout}")
+    bytes_of = [stride * layout["elem_size"] for stride in value.strides]
+    described = TensorMap(
+        0, TF32 if value.round_f32_to_tf32 else layout["elem_type"], tuple(value.shape)[::-1],
+        tuple(bytes_of[:-1])[::-1], tuple(layout["block_size"])[::-1], layout["swizzle"], int(nan),
+    )  # fmt: skip
+    return [("map", (value.base, described)), *following]
+
+
 def execute_kernel(
     program: ExecutableKernel, grid: tuple[int, int, int], arguments: list[tuple[str, Any]], shared: int,
-    options: ExecutionOptions, name: str = "",
+    options: ExecutionOptions, name: str = "", pointees: Sequence[Tensor] = (),
 ) -> ExecutedLaunch:  # fmt: skip
     """Launch a kernel with arguments of Triton's types: "*fp32", "i32", ..."""
     tensors = [_tensor(value) for kind, value in arguments if kind.startswith("*")]
+    maps = [value for kind, value in arguments if kind == "map"]
+    encoded = [(_map_memory(), tensor, described) for tensor, described in maps]
+    tensors += [tensor for held, tensor, _ in encoded for tensor in (held, tensor)]
+    tensors += pointees
     memory, base = _arena(tensors, options)
+    for tensor in pointees:
+        start = tensor.untyped_storage().data_ptr()
+        memory.hosts.append((start, tensor.untyped_storage().nbytes(), base[start]))
+    memory.only_blocks = program.specialised
+    for held, tensor, described in encoded:
+        at = base[held.untyped_storage().data_ptr()]
+        words = replace(described, address=_bits(tensor, "*", base)).encode()
+        memory.bytes[at : at + len(words)] = words
+    arguments = [(kind, encoded.pop(0)[0] if kind == "map" else value) for kind, value in arguments]
     params = dict.fromkeys((name for name, _ in program.kernel.params), 0)
     for (param, _), (kind, value) in zip(program.kernel.params, arguments, strict=False):
         params[param] = _bits(value, kind, base)
@@ -155,6 +193,11 @@ def execute_kernel(
         for tensor in tensors:
             start, stored = base[tensor.untyped_storage().data_ptr()], _bytes(tensor)
             stored[:] = memory.bytes[start : start + len(stored)]
+
+
+def _map_memory() -> Tensor:
+    """Where a tensor map lies."""
+    return torch.zeros(MAP_BYTES, dtype=torch.uint8)
 
 
 def _tensor(value: Any) -> Tensor:
@@ -172,6 +215,8 @@ def _bits(value: Any, kind: str, base: dict[int, int]) -> int:
         tensor = _tensor(value)
         start = tensor.untyped_storage().data_ptr()
         return GLOBAL_BASE + base[start] + tensor.data_ptr() - start
+    if kind == "map":  # a parameter's address
+        return base[value.untyped_storage().data_ptr()]
     if kind[0] not in "iu":
         raise Unsupported(f"an argument of type {kind}")
     return int(value) & ((1 << 64) - 1)

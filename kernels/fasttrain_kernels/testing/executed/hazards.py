@@ -23,8 +23,7 @@ class Hazards:
         self.written = np.zeros(granules, I64)
         self.read = np.zeros(granules, I64)
 
-    @staticmethod
-    def conflict(before: Any, who: Any) -> Any:
+    def conflict(self, before: Any, who: Any) -> Any:
         other_block = (before >> 40) != (who >> 40)
         same_epoch = (before >> 8) == (who >> 8)
         return (before != 0) & (other_block | (same_epoch & (before != who)))
@@ -45,11 +44,15 @@ class Hazards:
             self.read[at[blocks]] = (value | _SEVERAL_BLOCKS)[blocks]
         return conflict
 
-    def note_write(self, at: Array, who: Array) -> tuple[Any, Any, Any]:
-        """Return which writes conflict with reads, with earlier writes, and within the instruction."""
+    def readers(self, at: Array, who: Array) -> Array:
+        """Whom a write conflicts with; asked before it is noted."""
+        return self.read[at]
+
+    def note_write(self, at: Array, who: Array) -> tuple[Any, Any]:
+        """Return which writes conflict with reads, and with earlier writes."""
         reads, writes = self.conflict(self.read[at], who), self.conflict(self.written[at], who)
         self.written[at] = np.broadcast_to(who, at.shape)
-        return reads, writes, self.written[at] != who
+        return reads, writes
 
 
 def identity(who: int) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from fasttrain_kernels.testing.executed.memory import Fault
 from fasttrain_kernels.testing.executed.program import FlowKind, TranslatedInstruction
 from fasttrain_kernels.testing.executed.ptx import Unsupported
+from fasttrain_kernels.testing.executed.tma import BulkStores
 from fasttrain_kernels.testing.executed.translate import Mask
 from fasttrain_kernels.testing.executed.values import I64, REGISTER, Array
 from fasttrain_kernels.testing.executed.wgmma import WgmmaState
@@ -24,7 +25,8 @@ class Lanes:
     def __init__(self, batch: BlockBatch, lanes: Array) -> None:  # indices into the batch
         program = batch.program
         self.batch, self.program, self.n = batch, program, len(lanes)
-        self.shared, self.memory, self.tensor = batch.shared, batch.memory, batch.tensor
+        self.shared, self.memory = batch.shared, batch.memory
+        self.tensor, self.barriers, self.clocks = batch.tensor, batch.barriers, batch.clocks
         self.params, self.launch, self.options = batch.params, batch.launch, batch.options
         threads = program.kernel.threads
         self.block, thread = np.divmod(lanes, threads)  # within the batch
@@ -39,6 +41,7 @@ class Lanes:
 
         self.copies: list[tuple[Array, Array, Array, Array, str]] = []  # lanes, offset, values, group, instruction
         self.copy_group = np.zeros(self.n, I64)
+        self.stores = BulkStores()
         self.wgmma = WgmmaState()
         self.unready: set[int] = set()  # registers of tcgen05.ld before its wait
         self.undefined: dict[int, Array] = {}  # registers with what was read from memory nobody wrote: which lanes
@@ -47,12 +50,14 @@ class Lanes:
         self.counter = np.zeros(self.n, I64)  # the next instruction of each lane
         self.together: int | None = 0  # of all lanes, while they agree
         self.live = np.ones(self.n, np.bool_)
-        self.waiting = np.zeros(self.n, np.bool_)  # at a barrier of the block
+        self.waiting = np.zeros(self.n, np.bool_)  # at a barrier
+        self.barrier = (0, 0)  # its number and threads, of specialised warps
         self._parked = np.zeros(self.n, np.bool_)  # before an instruction of the whole warp
         self.set_epoch()
 
     def set_epoch(self) -> None:
-        self.who = (self.batch.first + self.block) << 40 | self.batch.epoch << 8 | self.warp
+        epoch = self.batch.epoch if self.clocks is None else self.clocks.epoch[self.warp]
+        self.who = (self.batch.first + self.block) << 40 | epoch << 8 | self.warp
 
     # For rules
 
@@ -173,8 +178,19 @@ class Lanes:
         match step.kind:
             case FlowKind.BRANCH:
                 self.counter[selected] = step.target
+            case FlowKind.SWITCH:
+                assert step.table is not None
+                index = self.registers[step.target][selected]
+                if (index >= len(step.table)).any():
+                    raise Fault(f"{self.program.kernel.code[at]}: jumps behind its table")
+                self.counter[selected] = step.table[index]
             case FlowKind.BARRIER:
                 self.waiting |= selected
+                assert step.barrier is not None
+                number = step.barrier.number
+                if step.barrier.register is not None:
+                    number = int(self.registers[step.barrier.register][selected][0])
+                self.barrier = number, step.barrier.threads
             case FlowKind.END:
                 self.live &= ~selected
 

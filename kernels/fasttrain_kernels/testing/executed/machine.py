@@ -15,8 +15,10 @@ import numpy as np
 from fasttrain_kernels.testing.executed.conflicts import ConflictCounter
 from fasttrain_kernels.testing.executed.lanes import Lanes
 from fasttrain_kernels.testing.executed.launches import ExecutedLaunch
+from fasttrain_kernels.testing.executed.mbarriers import Mbarriers
 from fasttrain_kernels.testing.executed.memory import Fault, GlobalArena, SharedMemory
 from fasttrain_kernels.testing.executed.program import ExecutableKernel
+from fasttrain_kernels.testing.executed.specialised import ClockedHazards, WarpClocks, pass_barriers
 from fasttrain_kernels.testing.executed.tcgen05 import TensorMemory
 from fasttrain_kernels.testing.executed.values import I64
 
@@ -93,31 +95,43 @@ class BlockBatch:
             machine.shared_bytes, blocks, self.program.granule, races=options.races, first_wins=options.first_wins,
             poison=options.shared_poison,
         )  # fmt: skip
-        self.tensor = TensorMemory(blocks, early=options.early)
+        self.clocks = WarpClocks(threads // 32) if self.program.specialised else None
+        if self.clocks is not None and self.shared.hazards is not None:
+            self.shared.hazards = ClockedHazards(len(self.shared.hazards.written), self.clocks)
+        self.barriers = Mbarriers()
+        self.tensor = TensorMemory(blocks, self.barriers, early=options.early)
         lanes = np.arange(blocks * threads)
         warp = lanes % threads // 32
-        together = options.schedule == "lockstep"
+        together = options.schedule == "lockstep" and not self.program.specialised
         self.groups = (
             [Lanes(self, lanes)] if together else [Lanes(self, lanes[warp == w]) for w in range(threads // 32)]
         )
 
     def run(self) -> None:
         while not all(group.done for group in self.groups):
+            if self.clocks is not None and pass_barriers(self.groups, self.clocks):
+                continue
             able = [group for group in self.groups if not group.blocked]
             if able:
                 self._schedule(able)
+            elif self.clocks is not None:
+                raise Fault("warps wait at barriers that others never reach")
             else:
                 self._pass_barrier()
-        for finding in self.tensor.unfinished():
+        for finding in (*self.tensor.unfinished(), *self.barriers.unfinished()):
             self.launch.unfinished[finding] += 1
-        if any(group.copies for group in self.groups):
+        if any(group.copies or group.stores.unfinished for group in self.groups):
             self.launch.unfinished["ends with asynchronous copies that nobody waited for"] += 1
         self.launch.uninitialised.update(self.shared.uninitialised + self.tensor.uninitialised)
         self.launch.unfenced.update(self.shared.unfenced)
         self.launch.collisions.update(self.shared.collisions)
 
     def _schedule(self, able: list[Lanes]) -> None:
-        ready = [group for group in able if not group.stalled] or able
+        ready = [group for group in able if not group.stalled]
+        if not ready:  # all have asked in vain: some may have an answer by now
+            ready = able
+            for group in able:
+                group.stalled = False
         if self.options.schedule == "random":
             group = ready[self.random.integers(len(ready))]
             group.run(int(self.random.integers(1, _LONGEST_TURN)))

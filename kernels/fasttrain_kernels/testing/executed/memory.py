@@ -67,7 +67,7 @@ class CheckedMemory:
         """As check_read, for a reader that no later write has to wait for."""
         if self.hazards is not None:
             before = self.hazards.written[at]
-            conflict = Hazards.conflict(before, who[:, None])
+            conflict = self.hazards.conflict(before, who[:, None])
             if conflict.any():
                 self._race(conflict, at, who[:, None], what, before)
 
@@ -75,8 +75,8 @@ class CheckedMemory:
         """Writes that change nothing are no race: several warps may hold, and store, the same value."""
         if self.hazards is None:
             return
-        read, written = self.hazards.read[at], self.hazards.written[at]
-        reads, writes, _ = self.hazards.note_write(at, who[:, None])
+        read, written = self.hazards.readers(at, who[:, None]), self.hazards.written[at]
+        reads, writes = self.hazards.note_write(at, who[:, None])
         if reads.any():
             self._race(reads, at, who[:, None], what, read)
         if writes.any() and (changes is None or (writes & changes(at)).any()):
@@ -108,9 +108,17 @@ class GlobalArena(CheckedMemory):
     def __init__(self, size: int, *, races: bool = True, first_wins: bool = False) -> None:
         super().__init__(size, 2, "global", races=races, first_wins=first_wins)
         self.allowed = np.zeros(len(self.bytes), np.bool_)
+        self.unfenced_maps: set[int] = set()  # addresses of tensor maps that a kernel has written
+        self.hosts: list[
+            tuple[int, int, int]
+        ] = []  # address on the CPU, bytes, offset: of what pointers in memory mean
+        self.only_blocks = False  # check races between blocks only: of specialised warps, nothing else is known here
 
     def offset(self, address: Array, width: int, what: str) -> Array:
         offset = address.astype(I64) - GLOBAL_BASE
+        for start, nbytes, here in self.hosts:
+            at = address.astype(I64) - start
+            offset = np.where((at >= 0) & (at < nbytes), at + here, offset)
         inside = (offset >= 0) & (offset + width <= len(self.bytes))
         if inside.all():
             inside = self.allowed[offset] & self.allowed[offset + (width - 1)]
@@ -124,14 +132,18 @@ class GlobalArena(CheckedMemory):
     def load(self, address: Array, width: int, part: int, who: Array, what: str) -> Array:
         offset = self.offset(address, width, what)
         if width > 1:  # bytes have no hazards: two lanes may share a granule
-            self.check_read(self.granules(offset, width), who, what)
+            self.check_read(self.granules(offset, width), self._identity(who), what)
         return self.gather(offset, width, part)
+
+    def _identity(self, who: Array) -> Array:
+        return who >> 40 << 40 | 1 << 8 if self.only_blocks else who
 
     def store(self, address: Array, values: Array, part: int, who: Array, what: str) -> None:
         width = values.shape[1] * part
         offset = self.offset(address, width, what)
         if width > 1:
-            self.check_write(self.granules(offset, width), who, what, self.changes(offset, values, part))
+            identity = self._identity(who)
+            self.check_write(self.granules(offset, width), identity, what, self.changes(offset, values, part))
         self.scatter(offset, values, part, who, what)
 
 
@@ -228,6 +240,15 @@ class SharedMemory(CheckedMemory):
         self._stamp(at, who, copied=True)
         if self.hazards is not None:
             self.hazards.written[at] = who[:, None]
+        self.scatter(offset, values, 4, who, what)
+
+    def end_bulk_copy(self, offset: Array, values: Array, who: Array, what: str) -> None:
+        """As end_copy, of a copy through the asynchronous proxy, which an mbarrier orders before all that follows."""
+        at = self.granules(offset, values.shape[1] * 4)
+        self.in_flight[at] = False
+        self._written_at[at] = 0
+        if self.hazards is not None:
+            self.hazards.written[at] = 0
         self.scatter(offset, values, 4, who, what)
 
     # The asynchronous proxy

@@ -16,7 +16,8 @@ class Unsupported(NotImplementedError):
 class Operand:
     """One operand as it is written."""
 
-    # "register", "special", "immediate", "shared" (the kernel's shared memory), "vector", "address", "label", "sink"
+    # "register", "special", "immediate", "shared" (the kernel's shared memory), "param", "vector", "address", "label",
+    # "sink"
     kind: str
     text: str
     value: int = 0  # bits of an immediate; offset of an address
@@ -52,10 +53,21 @@ class PtxKernel:
     registers: dict[str, int] = field(default_factory=dict)  # name -> bits
     code: list[PtxInstruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
+    tables: dict[str, list[str]] = field(default_factory=dict)  # .branchtargets: labels, by the table's own
+
+    @property
+    def param_names(self) -> set[str]:
+        return {name for name, _ in self.params}
 
     def destination(self, branch: PtxInstruction) -> int:
         """The index that a branch jumps to: of the label in the innermost scope."""
-        name = branch.operands[0].text
+        return self._at(branch, branch.operands[0].text)
+
+    def jump_table(self, switch: PtxInstruction, name: str) -> list[int]:
+        """The indices that a brx.idx may jump to."""
+        return [self._at(switch, label) for label in self.tables[name]]
+
+    def _at(self, branch: PtxInstruction, name: str) -> int:
         for depth in range(len(branch.scope), -1, -1):
             at = self.labels.get(_label(name, branch.scope[:depth]))
             if at is not None:
@@ -79,7 +91,7 @@ def parse(text: str) -> PtxKernel:
         raise Unsupported("PTX without .target, .entry or .reqntid")
     kernel = PtxKernel(entry[1], target[1], int(threads[1]))
     for declaration in filter(None, (part.split() for part in entry[2].split(","))):
-        kernel.params.append((declaration[-1], declaration[1].lstrip(".")))
+        kernel.params.append((declaration[-1].split("[")[0], declaration[1].lstrip(".")))
     body = text[entry.end() :]
     if end := re.search(r"(?m)^\s*\.section", body):
         body = body[: end.start()]
@@ -93,7 +105,7 @@ def _label(name: str, scope: tuple[int, ...]) -> str:
 
 
 def _parse_body(kernel: PtxKernel, text: str, first_line: int, files: dict[str, str]) -> None:
-    source, pending, blocks = "?", "", 0
+    source, pending, last_label, blocks = "?", "", "", 0
     scope: tuple[int, ...] = ()
     for number, raw in enumerate(text.split("\n"), first_line):
         line = raw.split("//")[0].strip()
@@ -105,9 +117,13 @@ def _parse_body(kernel: PtxKernel, text: str, first_line: int, files: dict[str, 
             continue
         pending = f"{pending} {line}".strip()
         while pending:
-            if label := re.match(r"([$\w]+):(?!:)", pending):
-                kernel.labels[_label(label[1], scope)] = len(kernel.code)
+            if label := re.match(r"([$\w]+)\s*:(?!:)", pending):
+                last_label = label[1]
+                kernel.labels[_label(last_label, scope)] = len(kernel.code)
                 pending = pending[label.end() :].strip()
+            elif pending.startswith(".branchtargets") and ";" in pending:
+                targets, pending = (part.strip() for part in pending.split(";", 1))
+                kernel.tables[last_label] = _split(targets.removeprefix(".branchtargets"))
             elif pending[0] in "{}":  # a scope: vectors only occur behind an opcode
                 blocks += 1
                 scope = (*scope, blocks) if pending[0] == "{" else scope[:-1]
@@ -161,10 +177,11 @@ def _operand(kernel: PtxKernel, text: str) -> Operand:
     if text.startswith("{"):
         return Operand("vector", text, parts=tuple(_operand(kernel, p) for p in _split(text.strip("{} \t"))))
     if text.startswith("["):
-        inner, offset = text[1:-1].strip(), 0
+        (inner, *rest), offset = _split(text[1:-1].strip()), 0
         if not _INTEGER.match(inner) and (plus := _OFFSET.match(inner)):
             inner, offset = plus[1].strip(), int(plus[2], 0)
-        return Operand("address", text, value=offset, base=_operand(kernel, inner))
+        parts = tuple(_operand(kernel, part) for part in rest)  # the coordinates of a bulk copy
+        return Operand("address", text, value=offset, base=_operand(kernel, inner), parts=parts)
     if text == "_":
         return Operand("sink", text)
     if text.startswith("!"):
@@ -179,6 +196,8 @@ def _operand(kernel: PtxKernel, text: str) -> Operand:
         return Operand("immediate", text, value=int(text.rstrip("U"), 0))
     if text == "global_smem":
         return Operand("shared", text)
+    if text in kernel.param_names:
+        return Operand("param", text)
     if "|" in text:
         return Operand("vector", text, parts=tuple(_operand(kernel, p.strip()) for p in text.split("|")))
     return Operand("label", text)

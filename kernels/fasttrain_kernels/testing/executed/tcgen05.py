@@ -1,4 +1,4 @@
-"""tcgen05: matmuls between shared and tensor memory that one lane issues, and the mbarriers that announce them.
+"""tcgen05: matmuls between shared and tensor memory that one lane issues.
 
 Issued matmuls wait in a queue. They are formed as late as possible, when somebody waits for the mbarrier that their
 commit names: operands that are overwritten too early, or results that are read too early, then give wrong numbers.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fasttrain_kernels.testing.executed.descriptors import chunk_addresses, flat, matrix
+from fasttrain_kernels.testing.executed.mbarriers import Mbarriers
 from fasttrain_kernels.testing.executed.memory import Fault
 from fasttrain_kernels.testing.executed.ptx import Operand, Unsupported
 from fasttrain_kernels.testing.executed.translate import Mask, Source, Step, Translator, chosen, full, rule
@@ -32,33 +33,20 @@ _TYPES = {  # of operands, by the codes of instruction descriptors
 }
 _COLUMNS = 512
 _UNINITIALISED = 0x7FC0DEAD  # NaN
-_MANY_STALLS = 10_000
-
-
-class Mbarrier:
-    """A barrier in shared memory: a phase is complete when all expected arrivals have come."""
-
-    def __init__(self, count: int) -> None:
-        self.count, self.pending, self.phases = count, count, 0
-
-    def arrive(self) -> None:
-        self.pending -= 1
-        if self.pending == 0:
-            self.pending, self.phases = self.count, self.phases + 1
 
 
 class TensorMemory:
     """128 lanes x 512 columns of 32 bits for each block, the queues of matmuls, and the mbarriers."""
 
-    def __init__(self, blocks: int, *, early: bool) -> None:
+    def __init__(self, blocks: int, barriers: Mbarriers, *, early: bool) -> None:
         self.cells = np.full((blocks, 128, _COLUMNS), _UNINITIALISED, U32)
         self.known = np.zeros((blocks, 128, _COLUMNS), np.bool_)
+        self.storing = np.zeros((blocks, 128, _COLUMNS), np.bool_)  # by tcgen05.st, before its wait
         self.allocated = np.zeros(blocks, I64)  # columns
         self.queues: list[list[Callable[[], None] | int]] = [[] for _ in range(blocks)]  # matmuls; arrivals
-        self.barriers: dict[tuple[int, int], Mbarrier] = {}  # by block and address
+        self.barriers = barriers
         self.uninitialised: Counter[str] = Counter()
         self.early = early
-        self.stalls = 0
 
     def at(self, address: Array, columns: int, block: Any, what: str) -> tuple[Array, Array]:
         """Rows and columns of addresses."""
@@ -75,11 +63,6 @@ class TensorMemory:
         if not known.all():
             self.uninitialised[f"{what} reads an operand that nobody wrote"] += int((~known).sum())
 
-    def barrier(self, block: int, address: int, what: str) -> Mbarrier:
-        if (block, address) not in self.barriers:
-            raise Fault(f"{what}: there is no mbarrier at {address}")
-        return self.barriers[block, address]
-
     def enqueue(self, block: int, item: Callable[[], None] | int) -> None:
         self.queues[block].append(item)
         if self.early:
@@ -93,7 +76,8 @@ class TensorMemory:
             if callable(item):
                 item()
                 continue
-            self.barriers[block, item].arrive()
+            if barrier := self.barriers.known.get((block, item)):  # or it is gone, which has been reported
+                barrier.arrive()
             if item == until:
                 return True
         return False
@@ -121,7 +105,19 @@ def _alloc(t: Translator, match: re.Match[str]) -> Step:
     return allocate
 
 
-@rule(r"tcgen05\.relinquish_alloc_permit\.cta_group::1\.sync\.aligned", r"tcgen05\.wait::st\.sync\.aligned")
+@rule(r"tcgen05\.wait::st\.sync\.aligned")
+def _wait_store(t: Translator, match: re.Match[str]) -> Step:
+    def wait(g: Lanes, m: Mask) -> None:
+        check_whole_warps(g, m, t.what)
+        lanes = chosen(g, m)
+        lanes = lanes[g.lane[lanes] == 0]
+        rows = g.warp[lanes][:, None] % 4 * 32 + np.arange(32)
+        g.tensor.storing[g.block[lanes][:, None], rows] = False
+
+    return wait
+
+
+@rule(r"tcgen05\.relinquish_alloc_permit\.cta_group::1\.sync\.aligned")
 def _together(t: Translator, match: re.Match[str]) -> Step:
     return lambda g, m: check_whole_warps(g, m, t.what)
 
@@ -181,6 +177,7 @@ def _load_store(t: Translator, match: re.Match[str]) -> Step:
             active = np.ones(g.n, np.bool_) if m is None else m
             if active.any():
                 at = cells(g, active)
+                _note_storing(g, at, what)
                 known = g.tensor.known[at].all(1)
                 if not known.all():
                     g.set_undefined(slots, g.spread(np.logical_not(known), np.nonzero(active)[0]))
@@ -200,9 +197,15 @@ def _load_store(t: Translator, match: re.Match[str]) -> Step:
             at = cells(g, active)
             g.tensor.cells[at] = np.stack([full(g, source(g)) for source in sources], 1)[active]
             undefined = g.undefined_in(stored)
+            g.tensor.storing[at] = True
             g.tensor.known[at] = True if undefined is None else ~undefined[active][:, None]
 
     return store
+
+
+def _note_storing(g: Lanes, at: Any, what: str) -> None:
+    if storing := int(g.tensor.storing[at].sum()):
+        g.launch.early[f"reads what tcgen05.st stores: {what}"] += storing
 
 
 def _tensor_address(t: Translator, operand: Operand) -> Callable[[Lanes], Array]:
@@ -242,7 +245,7 @@ def _issue(
     float32 = (code >> 4 & 3) == 1
     if not float32 or not all(kinds) or code & 0x600F or rows not in (64, 128):
         raise Unsupported(f"{what}: instruction descriptor {code:#x}")
-    if (transpose_a or transpose_b) and ELEMENT_BITS[kinds[0]] != 16:
+    if (transpose_a or transpose_b) and ELEMENT_BITS[kinds[0]] == 32:
         raise Unsupported(f"{what}: a transposed operand of {kinds[0]}")
     g.launch.mma_flops += 2 * rows * columns * 256 // ELEMENT_BITS[kinds[0]]
     row = np.arange(128) if rows == 128 else np.arange(64) // 16 * 32 + np.arange(64) % 16
@@ -256,11 +259,14 @@ def _issue(
         first_a, column_a = tensor.at(np.array(left), 8, block, what)
         at_a = np.ix_(np.array([block]), first_a + row, column_a + np.arange(8))
 
+        _note_storing(g, at_a, what)
+
         def read_a() -> Any:
             return elements(tensor.cells[at_a][0], kinds[0])
 
     read_b = _shared_operand(g, lane, right, columns, transpose_b, kinds[1], what)
     issued = read_a(), read_b()
+    _note_storing(g, at, what)
 
     def matmul() -> None:
         now = read_a(), read_b()
@@ -286,7 +292,7 @@ def _shared_operand(
     mode = descriptor >> 61 & 7
     if mode not in _SPANS or descriptor >> 49 & 7 or descriptor >> 52 & 1:
         raise Unsupported(f"{what}: descriptor {descriptor:#x}")
-    address = chunk_addresses(descriptor, _SPANS[mode], np.arange(rows), transposed)
+    address = chunk_addresses(descriptor, _SPANS[mode], np.arange(rows), kind, transposed)
     lanes = np.full(address.size, lane)
     offset = g.shared.offset(flat(address), 16, g.block[lanes], what)
     at = g.shared.granules(offset, 16)
@@ -306,71 +312,3 @@ def _commit(t: Translator, match: re.Match[str]) -> Step:
             g.tensor.enqueue(int(g.block[lane]), int(at[lane]))
 
     return commit
-
-
-@rule(r"mbarrier\.init\.shared::cta\.b64")
-def _init(t: Translator, match: re.Match[str]) -> Step:
-    address, count = t.address(t.operands[0]), t.constant(t.operands[1])
-
-    def initialise(g: Lanes, m: Mask) -> None:
-        lanes = chosen(g, m)
-        if lanes.size:
-            at = address(g)[lanes]
-            for block, where in zip(g.block[lanes].tolist(), at.tolist(), strict=True):
-                g.tensor.barriers[block, where] = Mbarrier(count)
-            g.shared.store(at, np.zeros((lanes.size, 2), U32), 4, g.block[lanes], g.who[lanes], t.what)
-
-    return initialise
-
-
-@rule(r"mbarrier\.inval\.shared::cta\.b64")
-def _invalidate(t: Translator, match: re.Match[str]) -> Step:
-    address = t.address(t.operands[0])
-
-    def invalidate(g: Lanes, m: Mask) -> None:
-        at = address(g)
-        for lane in chosen(g, m):
-            block, where = int(g.block[lane]), int(at[lane])
-            g.tensor.barrier(block, where, t.what)
-            if where in g.tensor.queues[block]:
-                raise Fault(f"{t.what}: an arrival is still to come")
-            del g.tensor.barriers[block, where]
-
-    return invalidate
-
-
-@rule(r"mbarrier\.arrive(?:\.release\.cta)?\.shared::cta\.b64")
-def _arrive(t: Translator, match: re.Match[str]) -> Step:
-    address = t.address(t.operands[1])
-    if t.operands[0].kind != "sink":
-        raise t.refuse()
-
-    def arrive(g: Lanes, m: Mask) -> None:
-        at = address(g)
-        for lane in chosen(g, m):
-            g.tensor.barrier(int(g.block[lane]), int(at[lane]), t.what).arrive()
-
-    return arrive
-
-
-@rule(r"mbarrier\.try_wait\.parity\.shared::cta\.b64")
-def _try_wait(t: Translator, match: re.Match[str]) -> Step:
-    write, address, parity = t.target(t.operands[0]), t.address(t.operands[1]), t.source(t.operands[2], "u32")
-
-    def wait(g: Lanes, m: Mask) -> None:
-        lanes, at, wanted, done = chosen(g, m), address(g), full(g, parity(g)), np.zeros(g.n, np.bool_)
-        asked = {(int(g.block[i]), int(at[i]), int(wanted[i])) for i in lanes}
-        for block, where, phase in asked:
-            barrier = g.tensor.barrier(block, where, t.what)
-            while barrier.phases % 2 == phase and g.tensor.drain(block, where):
-                pass
-            if barrier.phases % 2 != phase:
-                done |= (g.block == block) & (at == where) & (wanted == phase)
-        if not done[lanes].any():
-            g.stalled = True  # it is another's turn
-            g.tensor.stalls += 1
-            if g.tensor.stalls > _MANY_STALLS:
-                raise Fault(f"{t.what}: waits forever")
-        write(g, done, m)
-
-    return wait

@@ -91,6 +91,9 @@ class Translator:
                 return lambda g: constant
             case "shared":
                 return lambda g: dtype.type(g.shared.base)
+            case "param":  # its address: of a tensor map
+                mask = (1 << bits) - 1
+                return lambda g: dtype.type(g.params[operand.text] & mask)
             case "special":
                 return lambda g: g.special(operand.text).astype(dtype)
         raise self.refuse()

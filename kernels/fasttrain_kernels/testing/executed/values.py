@@ -119,6 +119,22 @@ def elements(bits: Any, kind: str) -> Any:
 ELEMENT_BITS = {"bf16": 16, "f16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8}
 
 
+def truncated_bf16(x: Any) -> Any:
+    """float32 that bfloat16 holds, rounded toward zero."""
+    return (np.ascontiguousarray(x, F32).view(U32) & U32(0xFFFF0000)).view(F32)
+
+
+def truncated_f16(x: Any) -> Any:
+    near = np.asarray(x, F32).astype(F16)
+    lower = np.nextafter(near, F16(0))
+    return np.where(np.abs(near.astype(F32)) > np.abs(x), lower, near).astype(F32)
+
+
+def round_tf32(bits: Any) -> Any:
+    """float32 to the nearest tf32, ties away from zero."""
+    return (np.asarray(bits, U32) + U32(0x1000)) & U32(0xFFFFE000)
+
+
 def to_odd_f32(x: Any) -> Any:
     """float64 to float32, rounded to odd, so that rounding again to fewer bits is as good as rounding once."""
     near = x.astype(F32)

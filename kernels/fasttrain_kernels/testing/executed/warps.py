@@ -195,6 +195,9 @@ def _row_lanes(g: Lanes, m: Mask, number: int) -> Array:
 # Matmuls
 
 
+INT32 = -(2**31), 2**31 - 1
+
+
 def operand_a(registers: list[Any], kind: str) -> Any:  # -> (warps, 16, k)
     per, halves = 32 // ELEMENT_BITS[kind], len(registers) // 2
     packed = elements(np.stack(registers), kind).reshape(halves, 2, -1, 8, 4, per)
@@ -207,7 +210,9 @@ def _operand_b(registers: list[Any], kind: str) -> Any:  # -> (warps, k, 8)
     return packed.transpose(1, 0, 3, 4, 2).reshape(-1, halves * 4 * per, 8)
 
 
-@rule(r"mma\.sync\.aligned\.m16n8k(\d+)\.row\.col\.(f32|s32)\.(bf16|f16|tf32|e4m3|e5m2|s8|u8)\.(\w+)\.(f32|s32)")
+@rule(
+    r"mma\.sync\.aligned\.m16n8k(\d+)\.row\.col(?:\.satfinite)?\.(f32|s32)\.(bf16|f16|tf32|e4m3|e5m2|s8|u8)\.(\w+)\.(f32|s32)"
+)
 def _mma(t: Translator, match: re.Match[str]) -> Step:
     t.expect(4)
     k, kinds, integers = int(match[1]), (match[3], match[4]), match[2] == "s32"
@@ -216,6 +221,7 @@ def _mma(t: Translator, match: re.Match[str]) -> Step:
     if registers not in (1, 2) or mixed or match[2] != match[5] or integers != (kinds[0] in ("s8", "u8")):
         raise t.refuse()
     d, a, b, c = t.operands
+    saturates = "satfinite" in match[0]
     accumulator, what, flops = match[2], t.what, 2 * 16 * 8 * k
     targets = [t.target(part) for part in t.parts(d, 4)]
     left = [t.source(part, "b32") for part in t.parts(a, 2 * registers)]
@@ -228,7 +234,9 @@ def _mma(t: Translator, match: re.Match[str]) -> Step:
         matrix_a = operand_a([full(g, read(g)) for read in left], kinds[0])
         matrix_b = _operand_b([full(g, read(g)) for read in right], kinds[1])
         acc = np.stack([full(g, read(g)) for read in added]).reshape(2, 2, -1, 8, 4)
-        out = acc.transpose(2, 0, 3, 4, 1).reshape(-1, 16, 8) + np.matmul(matrix_a, matrix_b)
+        product = np.matmul(matrix_a, matrix_b)
+        acc = acc.transpose(2, 0, 3, 4, 1).reshape(-1, 16, 8)
+        out = np.clip(acc.astype(I64) + product, *INT32) if saturates else acc + product
         out = out.astype(I32 if integers else F32, copy=False)
         out = out.reshape(-1, 2, 8, 4, 2).transpose(1, 4, 0, 2, 3).reshape(4, -1)
         for i, write in enumerate(targets):

@@ -139,7 +139,7 @@ def _operand(g: Lanes, source: Source, rows: list[Array], transposed: bool, kind
     for descriptor, of in zip(given[:, 0].tolist(), rows, strict=True):
         if descriptor >> 62 not in _SPANS or descriptor >> 49 & 7:
             raise Unsupported(f"{what}: descriptor {descriptor:#x}")
-        addresses.append(chunk_addresses(descriptor, _SPANS[descriptor >> 62], of, transposed))
+        addresses.append(chunk_addresses(descriptor, _SPANS[descriptor >> 62], of, kind, transposed))
     read = OperandRead(g, np.stack([flat(address) for address in addresses]), what)
     g.wgmma.reads[-1].append(read)
     chunks = read.values.reshape(len(rows), *addresses[0].shape, 4)

@@ -24,6 +24,8 @@ TCGEN05 = "@%p1 tcgen05.mma.cta_group::1.kind::f16 [%r22+0], %rd3, %rd4, %r1, %p
         ("L:\n" + FENCE + WGMMA + WAIT + "@%p1 bra L;\n", 0),
         (WAIT + "@%p1 bra SKIP;\n" + FENCE + "SKIP:\n" + WGMMA, 1),
         (WAIT + "bra.uni SKIP;\n" + WGMMA + "SKIP:\n" + FENCE, 0),
+        (WAIT + "T: .branchtargets A, B; brx.idx %r1, T; A:" + FENCE + "B:" + WGMMA, 1),
+        (WAIT + "T: .branchtargets A, A; brx.idx %r1, T; A:" + FENCE + "B:" + WGMMA, 0),
         (WAIT + "@%p1 " + FENCE + WGMMA, 1),
         (WAIT + "ret;\n" + WGMMA, 0),
         (FENCE + WGMMA, 0),

@@ -43,12 +43,13 @@ def test_guards_select_lanes_and_negate():
     assert out.tolist() == [1] * 10 + [2] * 22
 
 
-def test_asynchronous_copies_arrive_when_they_are_waited_for_and_fill_with_zeros():
+@pytest.mark.parametrize("wait", ["cp.async.commit_group; cp.async.wait_group 0;", "cp.async.wait_all;"])
+def test_asynchronous_copies_arrive_when_they_are_waited_for_and_fill_with_zeros(wait):
     x, out = numbers(128) + 1, torch.zeros(128, dtype=torch.int32)
     body = (
         "mov.b32 %r1, global_smem; shl.b32 %r2, %r0, 4; add.s32 %r1, %r1, %r2;" + address("%in0", size=16)
         + address("%in1", "%rd1", size=16) + "setp.lt.u32 %p0, %r0, 31; selp.b32 %r3, 16, 0, %p0;"
-        "cp.async.cg.shared.global [%r1], [%rd0], 16, %r3; cp.async.commit_group; cp.async.wait_group 0;"
+        f"cp.async.cg.shared.global [%r1], [%rd0], 16, %r3; {wait}"
         "ld.shared.v4.b32 {%r4, %r5, %r6, %r7}, [%r1]; st.global.v4.b32 [%rd1], {%r4, %r5, %r6, %r7};"
     )  # fmt: skip
     launch = run(body, x, out, shared=512)
@@ -90,6 +91,20 @@ def test_atomics_update_one_element_by_all_lanes(operation, value, expected):
     )
     assert x.item() == expected
     assert launch.bytes_atomic == 128
+
+
+@pytest.mark.parametrize(("operation", "value", "expected"), ATOMICS)
+def test_atomics_of_shared_memory(operation, value, expected):
+    x = torch.zeros(1, dtype=torch.int32)
+    body = (
+        "mov.b32 %r1, global_smem; st.shared.b32 [%r1], 0; bar.sync 0;"
+        f"atom.shared.{operation} %r2, [%r1], {value}; ld.shared.b32 %r3, [%r1]; st.global.b32 [%in0], %r3;"
+    )
+    launch = run(body, x, shared=16)
+    assert x.item() == expected
+    assert launch.findings == []
+    assert launch.bytes_atomic == 0
+    assert run(body.replace("st.shared.b32 [%r1], 0;", ""), x, shared=16).uninitialised
 
 
 @pytest.mark.parametrize("spelling", ["red.relaxed.gpu.global.add.f32", "red.global.gpu.relaxed.add.f32"])

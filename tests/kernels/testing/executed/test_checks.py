@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fasttrain_kernels.testing import Fault, Unsupported
+from fasttrain_kernels.testing import Fault
 from tests.kernels.testing.executed.written import address, run
 
 IN = address("%in0")
@@ -186,11 +186,6 @@ def test_a_barrier_that_not_all_reach_is_a_fault():
         run(half + "@%p0 bra A;" + BARRIER + "bra B; A:" + BARRIER + "B:", threads=64)
 
 
-def test_a_barrier_of_some_warps_is_refused():
-    with pytest.raises(Unsupported, match=r"bar.sync .*1, 32"):
-        run("bar.sync 1, 32;", threads=64)
-
-
 def test_lanes_of_a_warp_that_wait_for_each_other_elsewhere_are_a_fault():
     with pytest.raises(Fault, match=r"wait for each other at different|not all lanes"):
         run("setp.lt.u32 %p0, %r0, 7; @%p0 bra A; shfl.sync.bfly.b32 %r1, %r0, 1, 31, -1; bra B;"
@@ -218,6 +213,16 @@ def test_a_schedule_decides_what_nothing_else_does(schedule, last):
     run("and.b32 %r1, %r0, 31; setp.eq.s32 %p0, %r1, 0;"
         "@%p0 atom.global.gpu.relaxed.exch.b32 %r2, [%in0], %r0;", out, threads=128, schedule=schedule)  # fmt: skip
     assert out.item() == last
+
+
+def test_order_hints_and_policies_change_nothing():
+    out = ints(32)
+    hints = (
+        "createpolicy.fractional.L2::evict_last.b64 %rd7, 1.0; membar.gl; fence.acq_rel.gpu; fence.sc.cta;"
+        "griddepcontrol.wait; griddepcontrol.launch_dependents; prefetch.global.L2 [%in0];"
+    ).replace("1.0", "0f3F800000")
+    assert run(hints + IN + "st.global.b32 [%rd0], %r0;", out).findings == []
+    assert out.tolist() == list(range(32))
 
 
 # Bank conflicts

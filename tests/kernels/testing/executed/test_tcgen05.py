@@ -89,6 +89,22 @@ def test_registers_before_the_wait_are_found():
     assert len(launch.early) == 16
 
 
+STORED = (
+    "shl.b32 %r23, %r21, 21; add.s32 %r23, %r22, %r23;"
+    "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r23+0], {%r0};{}"
+    "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r30}, [%r23+0]; tcgen05.wait::ld.sync.aligned;"
+    + address("%in1", "%rd1") + "st.global.b32 [%rd1], %r30;"
+)  # fmt: skip
+
+
+def test_a_store_to_tensor_memory_has_its_own_wait():
+    permit = "@%p1 tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;"
+    for wait, early in (("tcgen05.wait::st.sync.aligned;", False), ("", True)):
+        launch, out, _ = execute(ALLOC, permit, STORED.replace("{}", wait), FREE)
+        assert out.view(torch.int32).view(-1)[:128].tolist() == list(range(128))
+        assert [what.split(":")[0] for what in launch.early] == ["reads what tcgen05.st stores"] * early
+
+
 def test_a_renamed_register_is_as_early_as_the_first():
     moved = "mov.b32 %r60, %r30; add.s32 %r61, %r60, 1;"
     launch, *_ = execute(PROLOGUE, FENCE, ALLOC, ISSUE, WAIT, LOAD, moved, READY, FREE)

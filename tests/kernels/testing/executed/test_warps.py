@@ -127,13 +127,17 @@ TYPES = {
         ("e5m2", 32),
         ("s8", 32),
         ("s8", 16),
+        ("s8.satfinite", 32),
         ("u8", 32),
     ],
 )
 def test_a_matmul_of_a_warp(kind, k):
+    kind, saturates = kind.split(".")[0], "satfinite." * ("." in kind)
     low, integers = 0 if kind == "u8" else -3, kind in ("s8", "u8")
     A, B = (torch.randint(low, 4, shape).to(TYPES[kind]) for shape in ((16, k), (k, 8)))
     C = torch.randint(-9, 10, (16, 8)).to(torch.int32 if integers else torch.float32)
+    if saturates:
+        C += 2**31 - 10
     at_a, at_b, of_a, of_b = fragment(kind, k)
     a, b = torch.zeros(32, of_a, dtype=A.dtype), torch.zeros(32, of_b, dtype=A.dtype)
     c = torch.zeros(32, 4, dtype=C.dtype)
@@ -151,11 +155,12 @@ def test_a_matmul_of_a_warp(kind, k):
     d = "s32" if integers else "f32"
     body += (
         "ld.global.v4.b32 {%r30, %r31, %r32, %r33}, [%rd2];"
-        f"mma.sync.aligned.m16n8k{k}.row.col.{d}.{kind}.{kind}.{d} {{%r30, %r31, %r32, %r33}}, {{{registers_a}}}, "
+        f"mma.sync.aligned.m16n8k{k}.row.col.{saturates}{d}.{kind}.{kind}.{d} "
+        f"{{%r30, %r31, %r32, %r33}}, {{{registers_a}}}, "
         f"{{{registers_b}}}, {{%r30, %r31, %r32, %r33}};st.global.v4.b32 [%rd2], {{%r30, %r31, %r32, %r33}};"
     )
     launch = run(body, a, b, c)
-    expected = (C.double() + A.double() @ B.double()).to(C.dtype)
+    expected = (C.double() + A.double() @ B.double()).clamp(max=2**31 - 1).to(C.dtype)
     got = torch.zeros_like(C)
     for lane in range(32):
         for i in range(4):
