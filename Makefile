@@ -1,6 +1,6 @@
 # CI runs these targets verbatim. Everything is installed into .venv by the first target that needs it.
 .DEFAULT_GOAL := help
-.PHONY: help train self-check test test-slow test-gpu test-browser test-eval test-docs test-executed held-out test-faults test-kills test-latest nullgpu test-nullgpu check format bench bench-save bench-long bench-report compiled static clean
+.PHONY: help train self-check test test-slow test-gpu test-browser test-eval test-docs test-executed held-out attention-packages test-faults test-kills test-latest nullgpu test-nullgpu check format bench bench-save bench-long bench-report compiled static clean
 
 VENV    ?= .venv
 PYTHON  ?= python3
@@ -79,6 +79,12 @@ bench-long: $(VENV)/.installed-dev ## the benchmarks that take more than an hour
 
 bench-report: $(VENV)/.installed-dev ## bench.html: the saved figures as a page with plots
 	@$(BIN)/python -m bench.report --out bench.html
+
+attention-packages: $(VENV)/.installed-dev ## download flash-attn and flash-attn-4, and read whether they take what we give them
+	@rm -rf build/packages
+	@$(BIN)/python -m pip download -q --no-deps --pre -d build/packages flash-attn-4
+	@FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE $(BIN)/python -m pip download -q --no-deps --no-build-isolation --no-binary :all: -d build/packages flash-attn
+	@$(BIN)/python -m tests.kernels.attention.packages build/packages
 
 compiled: $(VENV)/.installed-dev ## every kernel compiled for every GPU target: registers, spills, shared memory
 	@$(BIN)/python -m fasttrain_kernels.testing.compiled --stored bench/results/compiled.json

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_type_hints
@@ -27,7 +28,7 @@ from fasttrain.rundir import RunDir
 from fasttrain.tools.plan.memory import memory
 from fasttrain.tools.plan.sizes import sizes
 from fasttrain.tools.plan.speed import Hardware, speed, work_of
-from fasttrain_kernels.ops.attention import backends
+from fasttrain_kernels.ops.attention import capabilities
 from fasttrain_kernels.testing import self_check
 from fasttrain_kernels.testing.compiled.cases import CASES as COMPILED
 from tests.docs import events_page, settings_page
@@ -196,16 +197,17 @@ def test_a_gpu_is_a_section_of_its_table(no_table: None, monkeypatch: pytest.Mon
     assert gpus.gpu_of_device("NVIDIA Fake 80GB") == gpus.find_gpu("fake")
 
 
-def test_an_attention_backend_is_a_place_and_its_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(backends.PREFERENCE) == set(backends._REFUSE)
-    monkeypatch.setattr(backends, "PREFERENCE", ("fake", *backends.PREFERENCE))
-    monkeypatch.setitem(backends._REFUSE, "fake", lambda request: "softcap={softcap}" if request.softcap else None)
-    q = torch.randn(1, 2, 2, 16)
-    plain = backends.Request.of(q, q, None, None, True, None, None)
-    capped = backends.Request.of(q, q, None, None, True, None, 5.0)
-    assert backends.choose(plain, "auto") == "fake"
-    assert backends.choose(capped, "auto") != "fake"
-    assert backends.explain(capped)["fake"] == "softcap=5.0"
+def test_an_attention_backend_is_a_row_and_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = capabilities.Capabilities(generations=("cpu",), repeats=("cpu",), dtypes=("float32",), softcap=False)
+    monkeypatch.setitem(capabilities.TABLE, "fake", row)
+    monkeypatch.setitem(capabilities.PREFERENCE, "cpu", ("fake", *capabilities.PREFERENCE["cpu"]))
+    plain = capabilities.Request(
+        generation="cpu", dtype="float32", num_queries=2, num_keys=2, num_heads=2, num_kv_heads=2, head_dim=16
+    )
+    capped = replace(plain, softcap=5.0)
+    assert capabilities.choose(plain, "auto") == "fake"
+    assert capabilities.choose(capped, "auto") != "fake"
+    assert capabilities.explain(capped)["fake"] == "softcap=5.0"
 
 
 @pytest.mark.parametrize("name", [name for name in OPS if hasattr(ft, name)])
