@@ -14,8 +14,6 @@ import pytest
 import torch
 from torch import nn
 
-import fasttrain_kernels as ft
-from bench.kernels.ops import OPS
 from fasttrain import cli, events, gpus, recipes
 from fasttrain.cli.parse import load
 from fasttrain.config import Config, LogConfig, OptimConfig
@@ -30,7 +28,7 @@ from fasttrain.tools.plan.sizes import sizes
 from fasttrain.tools.plan.speed import Hardware, speed, work_of
 from fasttrain_kernels.ops.attention import capabilities
 from fasttrain_kernels.testing import self_check
-from fasttrain_kernels.testing.compiled.cases import CASES as COMPILED
+from fasttrain_kernels.testing.specs import SPECS, OpSpec
 from tests.docs import events_page, settings_page
 from tests.docs.pages import DOCS, ROOT
 from tests.kernels.numbers.cases import CASES as NUMBERS
@@ -210,12 +208,19 @@ def test_an_attention_backend_is_a_row_and_its_place(monkeypatch: pytest.MonkeyP
     assert capabilities.explain(capped)["fake"] == "softcap=5.0"
 
 
-@pytest.mark.parametrize("name", [name for name in OPS if hasattr(ft, name)])
-def test_an_op_is_in_every_table_that_the_page_names(name: str) -> None:
+@pytest.mark.parametrize("spec", SPECS, ids=[spec.title for spec in SPECS])
+def test_an_op_is_its_file_its_spec_its_test_and_its_page(spec: OpSpec) -> None:
     package = ROOT / "kernels" / "fasttrain_kernels" / "ops"
-    own = (package / name).is_dir() or (package / f"{name}.py").is_file()
-    assert own or name == "add_rms_norm"  # in the file of rms_norm
-    assert (DOCS / "kernels" / f"{name}.md").exists()
-    assert any(case.name.startswith(name) for case in self_check.CASES)
-    assert any(case.op is getattr(ft, name) for case in NUMBERS.values()) or name == "linear"  # a BLAS's own numbers
-    assert name in COMPILED or name == "linear"  # which has no Triton kernel
+    own = (package / spec.name).is_dir() or (package / f"{spec.name}.py").is_file()
+    assert own or spec.name in ("add_rms_norm", "swiglu_linear")  # in the file of a smaller one
+    assert any(spec.function is case.op for case in NUMBERS.values()) or spec.name == "linear"  # a BLAS's own numbers
+    assert any(case.name == spec.title for case in self_check.CASES) == bool(spec.small)
+    if spec.fuses:
+        assert (DOCS / "kernels" / f"{spec.name}.md").exists()
+        assert spec.compiled or spec.name == "linear"  # which has no Triton kernel
+
+
+def test_the_table_of_ops_says_what_their_specs_say() -> None:
+    rows = re.findall(r"^\| \[`(\w+)`\]\(\1\.md\).*?\| (.*?) \|", (DOCS / "kernels" / "README.md").read_text(), re.M)
+    assert dict(rows).items() <= {spec.name: spec.fuses for spec in SPECS if spec.fuses}.items()
+    assert len(rows) >= 7
