@@ -54,6 +54,10 @@ def train(function: Callable[..., Any], *tensors: Tensor | None, **options: Any)
     torch.autograd.grad(outputs, wanted, [torch.empty_like(o) for o in outputs])
 
 
+def train_on(function: Callable[..., Any], dtype: torch.dtype, *shapes: tuple[int, ...]) -> None:
+    train(function, *(empty(*shape, dtype=dtype) for shape in shapes))
+
+
 def _swiglu(dtype: torch.dtype, F: int, packed: bool = False) -> None:
     shapes = [(_TOKENS, 2 * F)] if packed else [(_TOKENS, F), (_TOKENS, F)]
     train(swiglu, *(empty(*shape, dtype=dtype) for shape in shapes))
