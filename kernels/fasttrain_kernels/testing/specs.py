@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 import fasttrain_kernels as ft
 from fasttrain_kernels.ops.attention.reference import visible_keys
 from fasttrain_kernels.testing import compile_cases
-from fasttrain_kernels.testing.compile_cases import CompileCase
+from fasttrain_kernels.testing.compile_cases import CompileCase, Reach, train_on
 
 EPS = 1e-6
 Size = dict[str, int]  # by letter
@@ -269,6 +270,21 @@ SPECS = (
     OpSpec(
         name="swiglu_linear", eager=eager_swiglu_linear, inputs=_projected_inputs, small=dict(M=32, F=256, C=64),
         odd=[dict(M=5, F=63, C=17)],
+    ),
+    OpSpec(
+        name="relu2", fuses="relu(x) squared", streaming=True,
+        eager=lambda x: F.relu(x).square(), inputs=lambda s, randn: dict(x=randn(s["M"], s["F"])),
+        small=dict(M=32, F=1024), odd=[dict(M=3, F=63), dict(M=2, F=1025), dict(M=1, F=1)],
+        work=_streamed((2, 3), (2, 3), "F"), elements=lambda s: s["M"] * s["F"],
+        cpu=[dict(M=m, F=1024) for m in (1024, 4096)], gpu=[dict(M=m, F=12288) for m in (2048, 8192)],
+        compiled=[
+            CompileCase(f"{name} F=14336", reach, partial(train_on, ft.relu2, dtype, (8192, 14336)))
+            for name, dtype, reach in (
+                ("bf16", torch.bfloat16, Reach.CORE),
+                ("fp16", torch.float16, Reach.OPTIONS),
+                ("fp32", torch.float32, Reach.OPTIONS),
+            )
+        ],
     ),
 )  # fmt: skip
 
