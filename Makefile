@@ -1,13 +1,15 @@
 # CI runs these targets verbatim. Everything is installed into .venv by the first target that needs it.
 .DEFAULT_GOAL := help
-.PHONY: help train self-check test test-slow test-gpu test-browser test-eval test-docs test-executed held-out test-faults test-kills test-latest nullgpu test-nullgpu check format bench bench-save bench-long bench-report compiled static clean
+.PHONY: help train self-check test test-slow test-gpu test-browser test-eval test-docs test-executed held-out attention-packages test-faults test-kills test-latest nullgpu test-nullgpu check format bench bench-save bench-long bench-report compiled static clean
 
 VENV    ?= .venv
 PYTHON  ?= python3
 BIN     := $(VENV)/bin
 # -c: the tested versions. Without them, pip may send gigabytes of CUDA to a machine that has no GPU.
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
-SOURCES := pyproject.toml setup.py constraints.txt
+# The kernel library is a distribution of its own, and fasttrain needs it in the same version.
+PACKAGES := -e ./kernels -e
+SOURCES := pyproject.toml setup.py constraints.txt kernels/pyproject.toml kernels/VERSION
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,11 +33,11 @@ test-gpu: $(VENV)/.installed-dev ## the tests that need a GPU
 
 test-browser: $(VENV)/.installed-dev ## the page of fasttrain report in a real browser (needs Debian's chromium)
 	@command -v chromium >/dev/null || { echo "there is no chromium: apt-get install chromium"; exit 1; }
-	@$(INSTALL) -e '.[dev,browser]'
+	@$(INSTALL) $(PACKAGES) '.[dev,browser]'
 	@$(BIN)/python -m pytest tests/fasttrain/tools/report/test_browser.py -rs
 
 test-eval: $(VENV)/.installed-dev ## fasttrain eval --tasks, with lm-evaluation-harness (50 packages, 430 MB)
-	@$(INSTALL) -e '.[dev,eval]'
+	@$(INSTALL) $(PACKAGES) '.[dev,eval]'
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fasttrain/tools/evaluate -rs
 
 test-docs: $(VENV)/.installed-dev ## the commands of the documentation again, with less shortened
@@ -80,6 +82,12 @@ bench-long: $(VENV)/.installed-dev ## the benchmarks that take more than an hour
 bench-report: $(VENV)/.installed-dev ## bench.html: the saved figures as a page with plots
 	@$(BIN)/python -m bench.report --out bench.html
 
+attention-packages: $(VENV)/.installed-dev ## download flash-attn and flash-attn-4, and read whether they take what we give them
+	@rm -rf build/packages
+	@$(BIN)/python -m pip download -q --no-deps --pre -d build/packages flash-attn-4
+	@FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE $(BIN)/python -m pip download -q --no-deps --no-build-isolation --no-binary :all: -d build/packages flash-attn
+	@$(BIN)/python -m tests.kernels.attention.packages build/packages
+
 compiled: $(VENV)/.installed-dev ## every kernel compiled for every GPU target: registers, spills, shared memory
 	@$(BIN)/python -m fasttrain_kernels.testing.compiled --stored bench/results/compiled.json
 
@@ -108,10 +116,10 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: $(SOURCES) | $(VENV)/bin/python
 	@echo "[2/2] installing fasttrain and its dependencies into $(VENV) (once, one or two minutes)"
-	@$(INSTALL) -e '.[tensorboard]'
+	@$(INSTALL) $(PACKAGES) '.[tensorboard]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "[2/2] installing the development tools (once)"
-	@$(INSTALL) -e '.[dev]'
+	@$(INSTALL) $(PACKAGES) '.[dev]'
 	@touch $@

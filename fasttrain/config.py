@@ -40,7 +40,7 @@ class ModelConfig(Bounded):
     vocab: Annotated[int | None, VOCAB] = None
     """Rows of the embedding; None: the tokenizer's, rounded up to a multiple of 64."""
     qk_norm: bool = True
-    """Norm queries and keys per head, before the rotation."""
+    """Norm queries and keys per head."""
     rope_theta: Annotated[float, Bounds(1, 10**12)] = 10_000.0
     """Base of the rotary frequencies."""
     norm_eps: Annotated[float, Bounds(1e-20, 1)] = 1e-6
@@ -51,6 +51,12 @@ class ModelConfig(Bounded):
     """Of what each block adds to the residual stream."""
     attention_dropout: Annotated[float, SHARE] = 0.0
     """Of attention weights; needs data.document_mask off."""
+    attention_backend: Literal["auto", "fa4", "fa3", "fa2", "varlen", "cudnn", "sdpa", "triton", "cpp", "blocked"] = (
+        "auto"
+    )
+    """Kernels of attention."""
+    deterministic: bool = True
+    """Attention's gradients repeat bit for bit."""
     init_std: Annotated[float, Bounds(0, 10, without=0)] = 0.02
     """Of the truncated-normal initial weights; projections into the residual stream get 1 / sqrt(2 * layers) of it."""
 

@@ -54,6 +54,7 @@ class Block(nn.Module):
         self.eps = model.norm_eps
         self.dropout = model.dropout
         self.attention_dropout = model.attention_dropout
+        self.attention: dict[str, Any] = dict(backend=model.attention_backend, deterministic=model.deterministic)
         self.qkv = kernels.Linear(C, sum(self.heads) * D, bias=False)
         self.q_norm = nn.Parameter(torch.empty(D)) if model.qk_norm else None
         self.k_norm = nn.Parameter(torch.empty(D)) if model.qk_norm else None
@@ -74,6 +75,7 @@ class Block(nn.Module):
         positions: Tensor | None = None,  # (B, T) or (T,)
         cu_seqlens: Tensor | None = None,  # (num_docs + 1,) int32
         documents: Tensor | None = None,  # (2, B * T) int32, of cu_seqlens
+        max_seqlen: int | None = None,
         past: Past | None = None,
     ) -> tuple[Tensor, Tensor]:  # (B, T, C), (B, T, C)
         if cos.dtype != torch.float32:
@@ -84,17 +86,24 @@ class Block(nn.Module):
         heads = self.qkv(normed).unflatten(-1, (sum(self.heads), self.head_dim))
         q, k, v = heads.split(self.heads, dim=-2)
         q, k = kernels.qk_norm_rope(q, k, self.q_norm, self.k_norm, cos, sin, positions=positions, eps=self.eps)
-        heads = self._attend(q, k, v, cu_seqlens, documents) if past is None else past.attend(q, k, v)
+        heads = self._attend(q, k, v, cu_seqlens, documents, max_seqlen) if past is None else past.attend(q, k, v)
         attended = self.attention_out(heads.flatten(-2))
         normed, residual = kernels.add_rms_norm(self._drop(attended), residual, self.ffn_norm, eps=self.eps)
         fed = kernels.swiglu_linear(self.gate_up(normed), self.down.weight)
         return kernels.add_rms_norm(self._drop(fed), residual, self.next_norm, eps=self.eps)
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, documents: Tensor | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens: Tensor | None,
+        documents: Tensor | None,
+        max_seqlen: int | None,
     ) -> Tensor:  # (B, T, H, D)
         if not (self.training and self.attention_dropout):
-            return kernels.attention(q, k, v, cu_seqlens=cu_seqlens, documents=documents)
+            bounds: dict[str, Any] = dict(cu_seqlens=cu_seqlens, documents=documents, max_seqlen=max_seqlen)
+            return kernels.attention(q, k, v, **bounds, **self.attention)
         if documents is not None:
             raise ValueError(
                 f"Block: attention_dropout {self.attention_dropout} cannot be combined with cu_seqlens; set "
@@ -185,16 +194,24 @@ class Decoder(nn.Module):
         targets: Tensor,  # (B, T); IGNORED: does not count
         cu_seqlens: Tensor | None = None,  # (num_docs + 1,) int32, over the flattened batch
         positions: Tensor | None = None,  # (B, T), within the document
+        max_seqlen: int | None = None,  # no document is longer
     ) -> Tensor:  # () float32
         """The sum of all targets' losses, z-loss included: the mean is over those of all micro-batches and ranks."""
-        return self.head(self._normed(tokens, cu_seqlens, positions), targets, self._tied_weight())
+        return self.head(self._normed(tokens, cu_seqlens, positions, max_seqlen), targets, self._tied_weight())
 
     def stats(
-        self, tokens: Tensor, targets: Tensor, cu_seqlens: Tensor | None = None, positions: Tensor | None = None
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        cu_seqlens: Tensor | None = None,
+        positions: Tensor | None = None,
+        max_seqlen: int | None = None,
     ) -> kernels.TokenStats:  # (B, T) each
         """Loss (without z-loss), lse, entropy and hit of every token. No gradient."""
         with torch.no_grad():
-            return self.head.stats(self._normed(tokens, cu_seqlens, positions), targets, self._tied_weight())
+            return self.head.stats(
+                self._normed(tokens, cu_seqlens, positions, max_seqlen), targets, self._tied_weight()
+            )
 
     def logits(
         self,
@@ -206,7 +223,7 @@ class Decoder(nn.Module):
         places: Tensor | None = None,  # (N,) int64, in the flattened batch
     ) -> Tensor:  # (B, T, V), or (N, V)
         """The logits of every next token, or of those after the tokens at some places."""
-        normed = self._normed(tokens, cu_seqlens, positions, past)
+        normed = self._normed(tokens, cu_seqlens, positions, past=past)
         return self.head.logits(normed if places is None else normed.flatten(0, 1)[places], self._tied_weight())
 
     @functools.cached_property
@@ -217,14 +234,20 @@ class Decoder(nn.Module):
         return [*blocks, [parameter for parameter in self.parameters() if id(parameter) not in inside]]
 
     def _normed(
-        self, tokens: Tensor, cu_seqlens: Tensor | None, positions: Tensor | None, past: Sequence[Past | None] = ()
+        self,
+        tokens: Tensor,
+        cu_seqlens: Tensor | None,
+        positions: Tensor | None,
+        max_seqlen: int | None = None,
+        past: Sequence[Past | None] = (),
     ) -> Tensor:  # (B, T, C)
         if cu_seqlens is not None and not torch.compiler.is_compiling():
             # Batches differ in their number of documents: compiled blocks are for any, from the first one on.
             torch._dynamo.maybe_mark_dynamic(cu_seqlens, 0)
         documents = None if cu_seqlens is None else kernels.document_bounds(cu_seqlens, tokens.numel())
-        cu_seqlens = None if self.pads_documents else cu_seqlens
-        return self.stack(self.embedding(tokens), positions, cu_seqlens, documents, past)
+        if self.pads_documents:
+            cu_seqlens = max_seqlen = None
+        return self.stack(self.embedding(tokens), positions, cu_seqlens, documents, max_seqlen, past)
 
     def stack(
         self,
@@ -232,6 +255,7 @@ class Decoder(nn.Module):
         positions: Tensor | None,
         cu_seqlens: Tensor | None,
         documents: Tensor | None,
+        max_seqlen: int | None,
         past: Sequence[Past | None],
     ) -> Tensor:  # (B, T, C)
         """All blocks, from the embedding to the last norm: one graph where they are compiled together."""
@@ -239,7 +263,8 @@ class Decoder(nn.Module):
         known = iter(past)
         for length, run in self.units:
             theirs = [*islice(known, length)]
-            normed, residual = run(normed, residual, self.cos, self.sin, positions, cu_seqlens, documents, past=theirs)
+            known_of_all = self.cos, self.sin, positions, cu_seqlens, documents, max_seqlen
+            normed, residual = run(normed, residual, *known_of_all, past=theirs)
         return normed
 
     def _tied_weight(self) -> Tensor | None:

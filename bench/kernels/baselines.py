@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fasttrain_kernels as ft
-from bench.kernels.ops import EPS, OPS
+from bench.kernels.ops import OPS
+from fasttrain_kernels.testing.specs import EPS
 
 OURS, EAGER = "fasttrain", "eager"
 OURS_COMPILED = "fasttrain, compiled"  # on a CPU the compiler fuses streaming ops: as in a training run

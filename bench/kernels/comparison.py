@@ -11,9 +11,10 @@ from torch import Tensor
 
 from bench.kernels import check
 from bench.kernels.baselines import OURS, OpImplementation
-from bench.kernels.ops import OPS, Op, Size, Work
+from bench.kernels.ops import OPS
 from bench.kernels.timing import Run, measure
 from bench.memory import peak_bytes
+from fasttrain_kernels.testing.specs import OpSpec, OpWork, Size
 
 FORWARD, BOTH = "forward", "forward+backward"
 SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
@@ -40,7 +41,7 @@ class KernelCase:
     def name(self) -> str:
         return f"{self.op} {self.shape} {SHORT[self.dtype]}"
 
-    def work(self, passes: str) -> Work:
+    def work(self, passes: str) -> OpWork:
         forward, backward = OPS[self.op].work(self.sizes, self.dtype.itemsize)
         return forward if passes == FORWARD else forward + backward
 
@@ -89,7 +90,7 @@ def compare_all(case: KernelCase, implementations: dict[str, OpImplementation]) 
 
 
 def _check_all(
-    op: Op,
+    op: OpSpec,
     case: KernelCase,
     functions: dict[str, Callable[..., Any]],
     inputs: dict[str, Any],

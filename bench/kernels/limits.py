@@ -7,10 +7,10 @@ from functools import cache
 
 import torch
 
-from bench.kernels.ops import Work
 from bench.kernels.timing import measure
 from fasttrain.gpus import gpu_of_device
 from fasttrain.metrics.hardware import peak_flops
+from fasttrain_kernels.testing.specs import OpWork
 
 COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # beyond every cache
 
@@ -22,11 +22,11 @@ class Limits:
     bandwidth: float  # bytes/s
     flops: float  # FLOP/s of matmuls
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: OpWork) -> float:
         """The least time of the work."""
         return max(work.bytes / self.bandwidth, work.flops / self.flops)
 
-    def bound(self, work: Work) -> str:
+    def bound(self, work: OpWork) -> str:
         return "memory" if work.bytes / self.bandwidth >= work.flops / self.flops else "compute"
 
 

@@ -51,11 +51,12 @@ class Batch:
     targets: Tensor  # (B, T) int64
     positions: Tensor | None  # (B, T) int32
     cu_seqlens: Tensor | None  # (N + 1,) int32
+    max_seqlen: int | None = None  # no document is longer: see longest_document
     error: str = ""  # why it could not be read; it has no targets then
 
-    def inputs(self) -> tuple[Tensor | None, ...]:
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, int | None]:
         """Of the model."""
-        return self.tokens, self.targets, self.cu_seqlens, self.positions
+        return self.tokens, self.targets, self.cu_seqlens, self.positions, self.max_seqlen
 
     def split(self, rows: int) -> list[Batch]:
         """Micro-batches of `rows` samples each."""
@@ -74,7 +75,7 @@ class Batch:
             return self
         padded = self.cu_seqlens.new_full((self.tokens.numel() + 1,), self.tokens.numel())
         padded[: len(self.cu_seqlens)] = self.cu_seqlens
-        return replace(self, cu_seqlens=padded)
+        return replace(self, cu_seqlens=padded, max_seqlen=None)
 
     def to(self, device: torch.device | str) -> Batch:
         """Copy to `device`; the host does not wait for the copy where memory is pinned."""
@@ -86,6 +87,7 @@ class Batch:
         if cu_seqlens is not None:  # every row begins a document, so that both ends are among the elements
             begin, end = torch.searchsorted(cu_seqlens, torch.tensor([first * T, stop * T], dtype=torch.int32)).tolist()
             cu_seqlens = cu_seqlens[begin : end + 1] - first * T
+            rows = replace(rows, max_seqlen=longest_document(cu_seqlens, T))
         components, samples = self.components[first:stop], self.samples[first:stop]
         return replace(rows, components=components, samples=samples, cu_seqlens=cu_seqlens)
 
@@ -164,6 +166,7 @@ class Batches:
         return Batch(
             components=rows.components, samples=rows.samples, tokens=torch.from_numpy(tokens),
             targets=torch.from_numpy(targets), positions=positions, cu_seqlens=cu_seqlens,
+            max_seqlen=None if cu_seqlens is None else longest_document(cu_seqlens, self._sequence),
         )  # fmt: skip
 
     def rows_at(self, step: int) -> Rows:
@@ -263,6 +266,11 @@ class Rows(NamedTuple):
 
     components: np.ndarray  # (B,) int64
     samples: np.ndarray  # (B,) int64
+
+
+def longest_document(cu_seqlens: Tensor, sequence: int) -> int:
+    """A bound of few values, powers of two: compiled graphs do not change with it, and grids are at most doubled."""
+    return min(sequence, 1 << (int(cu_seqlens.diff().max()) - 1).bit_length())
 
 
 def seed_of(seed: int, name: str) -> int:

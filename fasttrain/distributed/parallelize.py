@@ -146,7 +146,7 @@ def should_compile(parallel: config.ParallelConfig, runtime: Runtime, flops: flo
 
 def _saved(_: object, op: Any, *args: object, **kwargs: object) -> CheckpointPolicy:
     """Selective: matmuls and attention, the costly part of a block, are not computed again."""
-    costly = op in _MATMULS or "attention" in str(op)
+    costly = op in _MATMULS or "attention" in str(op) or "flash_attn" in str(op)
     return CheckpointPolicy.MUST_SAVE if costly else CheckpointPolicy.PREFER_RECOMPUTE
 
 

@@ -61,7 +61,7 @@ def _mean_loss(model: Decoder, micro_batches: Iterable[Batch], runtime: Runtime)
     total = torch.zeros(2, dtype=torch.float64, device=runtime.device)
     for micro in micro_batches:
         batch = micro.to(runtime.device)
-        loss = model(batch.tokens, batch.targets, batch.cu_seqlens, batch.positions)
+        loss = model(*batch.inputs())
         total += torch.stack([loss.double(), (batch.targets != IGNORED).sum()])
     dist.all_reduce(total, group=runtime.dp_group)
     return (total[0] / total[1]).item()

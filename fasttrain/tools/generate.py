@@ -79,7 +79,8 @@ class Cache:
         tokens = torch.tensor([*chain(*self._prompts)])
         rows, positions, ends, tokens = (x.to(self._device) for x in (rows, positions, ends, tokens))
         cu_seqlens = ends.int()
-        past = [_Layer(self, layer, rows, positions, cu_seqlens=cu_seqlens) for layer in range(len(self._model.blocks))]
+        layers, most = range(len(self._model.blocks)), max(lengths)
+        past = [_Layer(self, layer, rows, positions, most, cu_seqlens=cu_seqlens) for layer in layers]
         return self._model.logits(tokens[None], cu_seqlens, positions[None], past=past, places=ends[1:] - 1)
 
     def step(self, tokens: Tensor) -> Tensor:  # (B,) -> (B, V)
@@ -117,7 +118,7 @@ class _Layer:
         for cached, new in zip(kv, (k, v), strict=True):
             cached[self.rows, self.positions] = new.flatten(0, 1)
         if self.cu_seqlens is not None:
-            return attention(q, k, v, cu_seqlens=self.cu_seqlens)
+            return attention(q, k, v, cu_seqlens=self.cu_seqlens, max_seqlen=self.most)
         keys, values = kv[:, :, : self.most].transpose(2, 3)  # (B, Hk, S, D)
         # The G heads of a group are G queries of its one key head: keys are read once, and nothing is repeated.
         grouped = q.reshape(len(q), keys.shape[1], -1, q.shape[-1])  # (B, Hk, G, D)

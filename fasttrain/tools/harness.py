@@ -126,7 +126,8 @@ class Harness(TemplateLM):
             torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
             torch.cat([torch.arange(length) for length in lengths])[None],
         )
-        stats = self._model.stats(*(x.to(self._model.cos.device) for x in tensors))
+        tokens, answers, cu_seqlens, positions = (x.to(self._model.cos.device) for x in tensors)
+        stats = self._model.stats(tokens, answers, cu_seqlens, positions, max(lengths))
         losses, hits = (x[0].double().cpu().split(lengths) for x in (stats.loss, stats.correct))
         for (context, _), loss, hit in zip(pack, losses, hits, strict=True):
             scored = slice(len(context) - 1, None)

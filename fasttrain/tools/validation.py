@@ -78,7 +78,7 @@ class ValidationSet:
         # Without gradients a block would be another graph to compile, which a validation seldom pays for.
         with torch.compiler.set_stance("force_eager"):
             for batch in self._micro_batches():
-                stats = model.stats(batch.tokens, batch.targets, batch.cu_seqlens, batch.positions)
+                stats = model.stats(*batch.inputs())
                 sums = [x.double().sum() for x in (stats.loss, stats.correct, batch.targets != IGNORED)]
                 totals[:3] += torch.stack(sums)
                 errors += [batch.error] if batch.error else []

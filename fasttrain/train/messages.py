@@ -30,6 +30,7 @@ def at_start(state: TrainState, report: StartReport) -> list[News]:
     blocks = "compiled" if report.compiled else f"not compiled ({report.why_not_compiled})"
     device = "mps, on which nobody has tried fasttrain," if runtime.device.type == "mps" else runtime.device.type
     lines.append(f"{plural(runtime.world_size, 'rank')} on {device} in {runtime.precision}; blocks are {blocks}")
+    lines += ["model.deterministic is off: a resumed run may differ"] * (not settings.model.deterministic)
     lines += [*state.data.notes(), *state.batches.summary(max(settings.batch.steps, step))]
     news: list[News] = [Note(line) for line in lines]
     news += _beginning(state, report)

@@ -66,13 +66,13 @@ def train_step(
     counted = math.nan if flags.read_failed else valid  # nan makes the loss of all ranks nan, and skips the update
     # Pinned: from pageable memory the host would wait for the device.
     counts = torch.tensor([counted, *flags], dtype=torch.float64, pin_memory=runtime.device.type == "cuda")
-    inputs: list[Any] = [counts, *(tensor for micro in micro_batches for tensor in micro.inputs())]
+    inputs: list[Any] = [counts, *(each for micro in micro_batches for each in micro.inputs())]
     work: Callable[..., Tensor] = functools.partial(_update, state, timer)
     if state.graph:
         values = state.graph(work, inputs, tensors_of(state.optimizer))
         timer.mark("step")
     else:
-        values = work(*(x if x is None else x.to(runtime.device, non_blocking=True) for x in inputs))
+        values = work(*(x.to(runtime.device, non_blocking=True) if isinstance(x, Tensor) else x for x in inputs))
     state.advance()
     host, ready = to_host(values)
     return StepResult(step=step + 1, lr=lr, values=host, ready=ready)
@@ -85,10 +85,9 @@ def _update(state: TrainState, timer: StepTimer, totals: Tensor, *inputs: Any) -
     timer.mark("wait")  # for the last rank to get here
     num_tokens = totals[0].to(torch.float32)
     loss = torch.zeros((), dtype=torch.float32, device=runtime.device)
-    micro_batches = list(zip(*[iter(inputs)] * 4, strict=True))
-    for number, (tokens, targets, cu_seqlens, positions) in enumerate(micro_batches, 1):
-        before_backward(model, state.settings.parallel, last=number == len(micro_batches))
-        mean = model(tokens, targets, cu_seqlens, positions) / num_tokens
+    for number, micro in enumerate(zip(*[iter(inputs)] * 5, strict=True), 1):
+        before_backward(model, state.settings.parallel, last=5 * number == len(inputs))
+        mean = model(*micro) / num_tokens
         timer.mark("forward")
         scaler.scale(mean).backward()
         timer.mark("backward")

@@ -5,6 +5,7 @@ A name is imported when it is first used: what a program does not use costs it n
 """
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,6 +62,10 @@ _MODULES = {  # as above, for programs that run (tests/kernels/test_package.py c
     "ops.swiglu": ("swiglu", "swiglu_linear", "swiglu_linear_reference", "swiglu_reference"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_LISTED = {*_MODULES}
+for _file in sorted(Path(__file__).with_name("ops").glob("[a-z]*.py")):  # an op that is one file: itself, its reference
+    if f"ops.{_file.stem}" not in _LISTED:
+        _MODULE_OF |= {_file.stem: f"ops.{_file.stem}", f"{_file.stem}_reference": f"ops.{_file.stem}"}
 
 __all__ = [*_MODULE_OF]
 

@@ -157,7 +157,7 @@ def is_observed() -> bool:
 def recorded(launcher: Callable[..., Any]) -> Callable[..., Any]:
     """An op's launcher on the device of its tensors, repeated from recordings where that is possible."""
     known: dict[tuple[Any, ...], _Recording | bool | None] = {}
-    on_device = _on_device(launcher)
+    elsewhere = on_device(launcher)
 
     def launch(*args: Any) -> Any:
         device = torch._C._cuda_getDevice()
@@ -166,7 +166,7 @@ def recorded(launcher: Callable[..., Any]) -> Callable[..., Any]:
         for a in args:
             if isinstance(a, Tensor):
                 if a.get_device() != device:
-                    return on_device(*args)
+                    return elsewhere(*args)
                 addresses.append(address := a.data_ptr())
                 kind += a.shape, a.stride(), a.dtype, address & 15  # what launches, and Triton, decide by
             else:
@@ -187,7 +187,7 @@ def recorded(launcher: Callable[..., Any]) -> Callable[..., Any]:
     return launch
 
 
-def _on_device(launcher: Callable[..., Any]) -> Callable[..., Any]:
+def on_device(launcher: Callable[..., Any]) -> Callable[..., Any]:
     """The launcher on the device of its tensors: Triton launches on the current one, which need not be the same."""
 
     def launch(*args: Any) -> Any:

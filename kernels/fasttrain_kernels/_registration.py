@@ -21,7 +21,7 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
-from fasttrain_kernels._recorded import recorded
+from fasttrain_kernels._recorded import on_device, recorded
 
 
 def _digest(package: Path) -> str:
@@ -130,10 +130,12 @@ def register(
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., None] | None = None,
     inlined: bool = False,
+    repeatable: bool = True,
 ) -> OpOverload[..., Any]:
     """Register torch.ops.fasttrain.<name>.v<digest> and return it. Without `backward`, differentiating it raises.
 
     inlined: a graph compiled for a GPU has the launches, not the op.
+    repeatable: all that `triton` does are allocations and launches of ours, which are repeated from a recording.
     """
     name = schema.split("(")[0]
     versioned = f"{name}.v{_VERSION}"
@@ -142,7 +144,7 @@ def register(
     def on_cpu(*args: Any) -> Any:
         return triton(*args) if _kernels_on_cpu else cpu(*args)
 
-    by_device = {"cuda": recorded(triton), "cpu": on_cpu}
+    by_device = {"cuda": recorded(triton) if repeatable else on_device(triton), "cpu": on_cpu}
     for kind, run in by_device.items():
         _LIBRARY.impl(versioned, run, kind.upper())
     _LIBRARY.impl(versioned, cpu, "MPS")  # torch ops alone: what is in C++ looks at the device

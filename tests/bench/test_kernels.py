@@ -19,10 +19,11 @@ from bench.kernels import check, limits, timing
 from bench.kernels.baselines import OURS, implementations
 from bench.kernels.comparison import BOTH, FORWARD, KernelCase, cases, inputs_of
 from bench.kernels.limits import Limits
-from bench.kernels.ops import OPS, Work
+from bench.kernels.ops import OPS
 from bench.memory import peak_on_cpu, peak_on_gpu
 from fasttrain.gpus import find_gpu
 from fasttrain_kernels.testing.interpreter import interpret
+from fasttrain_kernels.testing.specs import OpWork
 
 ROOT = Path(__file__).parents[2]
 TINY = {
@@ -107,7 +108,7 @@ def test_work_by_hand():
     assert case.work(FORWARD).bytes == 2 * 3 * 70
     assert case.work(BOTH).bytes == 2 * (3 + 5) * 70
     case = KernelCase(op="linear_cross_entropy", size=(("M", 3), ("C", 5), ("V", 7)), dtype=torch.float32, device="cpu")
-    assert case.work(BOTH) == Work(4 * 3 * (15 + 35), 6 * 3 * 5 * 7)
+    assert case.work(BOTH) == OpWork(4 * 3 * (15 + 35), 6 * 3 * 5 * 7)
     # Attention's FLOPs by counting the pairs that a causal mask leaves
     case = KernelCase(
         op="attention", size=(("M", 8), ("T", 4), ("H", 2), ("K", 1), ("D", 3)), dtype=torch.float32, device="cpu"
@@ -119,8 +120,8 @@ def test_work_by_hand():
 
 def test_limits_bind():
     most = Limits(bandwidth=100.0, flops=1000.0)
-    assert (most.seconds(Work(200, 10)), most.bound(Work(200, 10))) == (2.0, "memory")
-    assert (most.seconds(Work(10, 3000)), most.bound(Work(10, 3000))) == (3.0, "compute")
+    assert (most.seconds(OpWork(200, 10)), most.bound(OpWork(200, 10))) == (2.0, "memory")
+    assert (most.seconds(OpWork(10, 3000)), most.bound(OpWork(10, 3000))) == (3.0, "compute")
 
 
 def test_a_known_gpu_has_the_limits_of_its_vendor(monkeypatch):

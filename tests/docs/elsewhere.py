@@ -17,7 +17,11 @@ from fasttrain.recipes import RECIPES
 from tests.docs.pages import ROOT
 from tests.docs.running import IN_A_TEST, call, parse
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = {
+    name: tomllib.loads((ROOT / directory / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for directory, names in ((".", ("fasttrain", ".")), ("kernels", ("fasttrain-kernels", "./kernels")))
+    for name in names
+}
 
 
 def is_target_of_make(words: Sequence[str]) -> None:
@@ -29,12 +33,11 @@ def is_declared(words: Sequence[str]) -> None:
     """Extras exist, files exist, and other packages are those that an extra brings."""
     arguments = [word for word in words[2:] if not word.startswith("-") and word != "constraints.txt"]
     assert arguments
-    extras = PROJECT["optional-dependencies"]
     for argument in arguments:
-        if named := re.fullmatch(r"(?:fasttrain|\.)\[([\w,-]+)\]", argument):
-            assert set(named[1].split(",")) <= set(extras), f"there is no extra {named[1]}"
+        if named := re.fullmatch(r"([\w./-]+)\[([\w,-]+)\]", argument):
+            assert set(named[2].split(",")) <= set(EXTRAS[named[1]]), f"there is no extra {named[2]}"
         else:
-            assert argument == "." or argument.endswith(".whl"), argument
+            assert argument in EXTRAS or argument.endswith(".whl"), argument
     assert "-c" not in words or (ROOT / words[words.index("-c") + 1]).exists()
 
 

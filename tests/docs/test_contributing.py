@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_type_hints
@@ -13,8 +14,6 @@ import pytest
 import torch
 from torch import nn
 
-import fasttrain_kernels as ft
-from bench.kernels.ops import OPS
 from fasttrain import cli, events, gpus, recipes
 from fasttrain.cli.parse import load
 from fasttrain.config import Config, LogConfig, OptimConfig
@@ -27,9 +26,9 @@ from fasttrain.rundir import RunDir
 from fasttrain.tools.plan.memory import memory
 from fasttrain.tools.plan.sizes import sizes
 from fasttrain.tools.plan.speed import Hardware, speed, work_of
-from fasttrain_kernels.ops.attention import backends
+from fasttrain_kernels.ops.attention import capabilities
 from fasttrain_kernels.testing import self_check
-from fasttrain_kernels.testing.compiled.cases import CASES as COMPILED
+from fasttrain_kernels.testing.specs import SPECS, OpSpec
 from tests.docs import settings_page
 from tests.docs.pages import DOCS, ROOT
 from tests.kernels.numbers.cases import CASES as NUMBERS
@@ -193,24 +192,32 @@ def test_a_gpu_is_a_section_of_its_table(no_table: None, monkeypatch: pytest.Mon
     assert gpus.gpu_of_device("NVIDIA Fake 80GB") == gpus.find_gpu("fake")
 
 
-def test_an_attention_backend_is_a_place_and_its_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(backends.PREFERENCE) == set(backends._REFUSE)
-    monkeypatch.setattr(backends, "PREFERENCE", ("fake", *backends.PREFERENCE))
-    monkeypatch.setitem(backends._REFUSE, "fake", lambda request: "softcap={softcap}" if request.softcap else None)
-    q = torch.randn(1, 2, 2, 16)
-    plain = backends.Request.of(q, q, None, None, True, None, None)
-    capped = backends.Request.of(q, q, None, None, True, None, 5.0)
-    assert backends.choose(plain, "auto") == "fake"
-    assert backends.choose(capped, "auto") != "fake"
-    assert backends.explain(capped)["fake"] == "softcap=5.0"
+def test_an_attention_backend_is_a_row_and_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = capabilities.Capabilities(generations=("cpu",), repeats=("cpu",), dtypes=("float32",), softcap=False)
+    monkeypatch.setitem(capabilities.TABLE, "fake", row)
+    monkeypatch.setitem(capabilities.PREFERENCE, "cpu", ("fake", *capabilities.PREFERENCE["cpu"]))
+    plain = capabilities.Request(
+        generation="cpu", dtype="float32", num_queries=2, num_keys=2, num_heads=2, num_kv_heads=2, head_dim=16
+    )
+    capped = replace(plain, softcap=5.0)
+    assert capabilities.choose(plain, "auto") == "fake"
+    assert capabilities.choose(capped, "auto") != "fake"
+    assert capabilities.explain(capped)["fake"] == "softcap=5.0"
 
 
-@pytest.mark.parametrize("name", [name for name in OPS if hasattr(ft, name)])
-def test_an_op_is_in_every_table_that_the_page_names(name: str) -> None:
+@pytest.mark.parametrize("spec", SPECS, ids=[spec.title for spec in SPECS])
+def test_an_op_is_its_file_its_spec_its_test_and_its_page(spec: OpSpec) -> None:
     package = ROOT / "kernels" / "fasttrain_kernels" / "ops"
-    own = (package / name).is_dir() or (package / f"{name}.py").is_file()
-    assert own or name == "add_rms_norm"  # in the file of rms_norm
-    assert (DOCS / "kernels" / f"{name}.md").exists()
-    assert any(case.name.startswith(name) for case in self_check.CASES)
-    assert any(case.op is getattr(ft, name) for case in NUMBERS.values()) or name == "linear"  # a BLAS's own numbers
-    assert name in COMPILED or name == "linear"  # which has no Triton kernel
+    own = (package / spec.name).is_dir() or (package / f"{spec.name}.py").is_file()
+    assert own or spec.name in ("add_rms_norm", "swiglu_linear")  # in the file of a smaller one
+    assert any(spec.function is case.op for case in NUMBERS.values()) or spec.name == "linear"  # a BLAS's own numbers
+    assert any(case.name == spec.title for case in self_check.CASES) == bool(spec.small)
+    if spec.fuses:
+        assert (DOCS / "kernels" / f"{spec.name}.md").exists()
+        assert spec.compiled or spec.name == "linear"  # which has no Triton kernel
+
+
+def test_the_table_of_ops_says_what_their_specs_say() -> None:
+    rows = re.findall(r"^\| \[`(\w+)`\]\(\1\.md\).*?\| (.*?) \|", (DOCS / "kernels" / "README.md").read_text(), re.M)
+    assert dict(rows).items() <= {spec.name: spec.fuses for spec in SPECS if spec.fuses}.items()
+    assert len(rows) >= 7

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -17,13 +17,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fasttrain_kernels as kernels
 from fasttrain.config import ModelConfig
-from fasttrain.data.batches import IGNORED
+from fasttrain.data.batches import IGNORED, longest_document
 from fasttrain.distributed.parallelize import _wrap
 from fasttrain.flops import flops_per_token, num_parameters
 from fasttrain.hf.names import huggingface_config, parts
 from fasttrain.model import Decoder
 from fasttrain_kernels import cpp
 from fasttrain_kernels._registration import kernels_on_cpu
+from fasttrain_kernels.ops.attention import capabilities
 from fasttrain_kernels.testing import interpret
 from tests.fasttrain.hf.names import to_huggingface
 
@@ -56,6 +57,40 @@ def batch(B: int = 3) -> tuple[Tensor, Tensor]:
 
 def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_flash_attn_gets_the_longest_document(monkeypatch):
+    """Its grid is (blocks of 128 queries in max_seqlen) x documents x heads: B * T tokens are B times too many."""
+    from tests.kernels.attention.test_vendors import Package  # not where torchrun starts this file
+
+    B, T, ends = 4, 1024, [0, 700, 1024, 2048, 2049, 3072, 4096]
+    stub = Package(returns_lse=False)
+    monkeypatch.setitem(sys.modules, "flash_attn", stub)
+    monkeypatch.setattr(capabilities, "choose", lambda request, backend: "fa2")
+    model = Decoder(TINY, vocab=VOCAB, sequence=T)
+    model.init_weights(0)
+    cu_seqlens, tokens = torch.tensor(ends, dtype=torch.int32), torch.zeros(B, T, dtype=torch.int64)
+    model(tokens, tokens, cu_seqlens, None, longest_document(cu_seqlens, T))
+    programs = -(-stub.seen["max_seqlen_q"] // 128) * (len(ends) - 1) * TINY.heads
+    assert programs == 8 * 6 * 4
+    model(tokens, tokens, cu_seqlens)
+    assert -(-stub.seen["max_seqlen_q"] // 128) * (len(ends) - 1) * TINY.heads == B * programs
+
+
+@pytest.mark.parametrize(("backend", "deterministic"), [("blocked", True), ("sdpa", False)])
+def test_the_settings_of_attention_reach_it(backend, deterministic, monkeypatch):
+    seen = []
+    choose = capabilities.choose
+    monkeypatch.setattr(
+        capabilities, "choose", lambda request, asked: seen.append((asked, request)) or choose(request, asked)
+    )
+    model = decoder(replace(TINY, attention_backend=backend, deterministic=deterministic))
+    model(*batch())
+    assert [(asked, request.repeats) for asked, request in seen] == [(backend, deterministic)] * TINY.layers
+
+
+def test_attention_backend_names_every_backend():
+    assert get_args(get_type_hints(ModelConfig)["attention_backend"]) == ("auto", *capabilities.TABLE)
 
 
 def assert_same_gradients(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

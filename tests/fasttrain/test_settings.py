@@ -71,6 +71,8 @@ VALUES: dict[str, Any] = {
     "model.tied_head": False,
     "model.dropout": 0.3,
     "model.attention_dropout": Other(0.3, {"data.document_mask": False}),
+    "model.attention_backend": "blocked",
+    "model.deterministic": False,
     "model.init_std": 0.05,
     "data.sequence": 8,
     "data.document_mask": False,

@@ -14,6 +14,7 @@ from triton.runtime.jit import JITFunction, KernelInterface
 
 import fasttrain_kernels as ft
 from fasttrain_kernels.testing import interpret
+from fasttrain_kernels.testing.specs import SPECS
 
 VOCAB, WIDTH, HEADS, KV_HEADS, HEAD_DIM, FFN = 97, 32, 4, 2, 16, 48
 
@@ -151,6 +152,40 @@ with fasttrain_kernels.testing.interpret() as launches:
 assert [launch.kernel for launch in launches] == ["_swiglu_fwd_kernel"]
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+SMALL = [spec for spec in SPECS if spec.small]
+
+
+@pytest.mark.parametrize("spec", SMALL, ids=[spec.title for spec in SMALL])
+def test_every_op_compiles_whole_to_the_same_numbers(spec):
+    """The op itself, in the interpreter, as a GPU's graph has it; outputs have the layout that its fake promises."""
+    torch.compiler.reset()
+    generator = torch.Generator().manual_seed(0)
+    inputs = spec.inputs(spec.small, lambda *shape: torch.randn(shape, generator=generator).requires_grad_())
+    wanted = [x for x in inputs.values() if isinstance(x, Tensor) and x.requires_grad]
+    results = []
+    with interpret():
+        for function in (spec.function, torch.compile(spec.function, fullgraph=True, backend="aot_eager")):
+            outputs = function(**inputs)
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            assert all(x.is_contiguous() for x in outputs)
+            results.append([*outputs, *torch.autograd.grad(sum(x.square().sum() for x in outputs), wanted)])
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("spec", SMALL, ids=[spec.title for spec in SMALL])
+def test_streaming_ops_are_their_reference_to_a_cpus_compiler(spec):
+    torch.compiler.reset()
+    names: list[str] = []
+
+    def record(module, inputs):
+        names.extend(str(node.target) for node in module.graph.nodes)
+        return module
+
+    inputs = spec.inputs(spec.small, torch.randn)
+    torch.compile(spec.function, fullgraph=True, backend=record)(**inputs)
+    assert any("fasttrain" in name for name in names) != spec.streaming or spec.name == "swiglu_linear"
 
 
 def test_every_public_name_exists():

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 import fasttrain_kernels as ft
-from fasttrain_kernels.ops.attention import blocked
-from fasttrain_kernels.ops.attention.backends import Request, choose
+from fasttrain_kernels.ops.attention import blocked, vendors
+from fasttrain_kernels.ops.attention.capabilities import choose
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_TRITON = "import sys; sys.modules['triton'] = None\n"
@@ -98,7 +98,9 @@ def test_attention_stays_on_its_device():
     out, lse = blocked.forward(q, q, q, *problem)
     gradients = blocked.backward(out, q, q, q, out, lse, *problem, True, True, True)
     assert {x.device.type for x in (out, lse, *gradients)} == {"meta"}
-    assert choose(replace(Request.of(q, q, None, None, True, 4, None), device="mps"), "auto") == "blocked"
+    q = torch.randn(1, 8, 2, 16)
+    request = vendors.request(q, q, None, None, True, 4, None, True)
+    assert choose(replace(request, generation="mps"), "auto") == "blocked"
 
 
 def test_all_ops_are_registered_for_apples_device():

@@ -90,17 +90,26 @@ def estimate(settings: Config, cores: int) -> Iterator[MachineFinding]:
 def _attention(settings: Config, device: torch.device, dtype: torch.dtype) -> MachineFinding:
     """The backend for this run's heads, and why not the ones before it that are for this device."""
     from fasttrain_kernels import cpp, explain_attention_backend
+    from fasttrain_kernels.ops.attention.capabilities import TABLE
 
     model = settings.model
-    q, k = (
-        torch.empty(1, 16, heads, model.head_dim, device=device, dtype=dtype) for heads in (model.heads, model.kv_heads)
-    )
+    kind: dict[str, Any] = dict(device=device, dtype=dtype, requires_grad=True)
+    q, k = (torch.empty(1, 16, heads, model.head_dim, **kind) for heads in (model.heads, model.kv_heads))
     documents = torch.tensor([0, 16], dtype=torch.int32, device=device) if settings.data.document_mask else None
-    answers = explain_attention_backend(q, k, k, cu_seqlens=documents)
+    answers = explain_attention_backend(q, k, k, cu_seqlens=documents, deterministic=model.deterministic)
+    if (asked := model.attention_backend) != "auto":
+        if answers[asked] == "ok":
+            return MachineFinding("attention", f"{asked} (model.attention_backend)")
+        return MachineFinding(
+            "attention", f"{asked}: {answers[asked]}", "broken", "set model.attention_backend to auto"
+        )
     chosen = next((name for name, answer in answers.items() if answer == "ok"), "none")
     before = list(takewhile(lambda each: each[1] != "ok", answers.items()))
     why = [f"{name}: {answer.splitlines()[0]}" for name, answer in before if not answer.startswith("device ")]
     value = f"{chosen} ({'; '.join(why)})" if why else chosen
+    packages = [TABLE[name].package for name, answer in before if answer.endswith("is not installed")]
+    if packages:
+        return MachineFinding("attention", value, "missing", f"pip install {packages[0]}: faster on this GPU")
     if ("cpp", cpp.missing()) not in before:
         return MachineFinding("attention", value)
     remedy = "apt-get install g++ (or set CXX): without its C++, attention takes about 1.6 times as long"

@@ -56,11 +56,6 @@ def versions(settings: config.Config, *, on_gpu: bool) -> Iterator[MachineFindin
     yield MachineFinding("torch", f"{torch.__version__}, built for {build}{nccl}")
     kernels = "pip install 'triton>=3.7': kernels of GPUs need it"
     yield _package("triton", "triton", "broken" if on_gpu else "missing", kernels)
-    if on_gpu:
-        remedy = "pip install 'fasttrain[flash]' (needs nvcc): a further attention backend, the fastest on many GPUs"
-        yield _package("flash-attn", "flash-attn", "missing", remedy)
-    else:
-        yield MachineFinding("flash-attn", f"{_version('flash-attn') or 'not installed'}; not used on a CPU")
     yield _compiler(settings, on_gpu=on_gpu)
     for extra, (package, purpose) in EXTRAS.items():
         needed = extra == "wandb" and bool(settings.log.wandb)

@@ -7,7 +7,7 @@ Everything here calls estimate() again with other settings, so that advice can n
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from itertools import islice, product, takewhile
 from typing import Any
 
 from fasttrain import config
@@ -16,6 +16,7 @@ from fasttrain.tools.plan.estimate import Plan, changed, estimate
 from fasttrain.tools.plan.memory import memory, planned_chunk
 from fasttrain.tools.plan.speed import Hardware, collectives, speed, work_of
 from fasttrain.units import count, memory_size
+from fasttrain_kernels.ops.attention import capabilities
 
 RECOMPUTE = ("none", "selective", "full")
 BESIDE = 1.1  # of tensors, what the allocator takes of a plan that it is not played for
@@ -57,7 +58,7 @@ def advice(plan: Plan) -> list[str]:
     """Sentences, each about one thing, with the expected gain."""
     if plan.sizes.contradictions:
         return []
-    about = (_about_micro, _about_recomputation, _about_sharding, _about_loss, _about_batch)
+    about = (_about_micro, _about_attention, _about_recomputation, _about_sharding, _about_loss, _about_batch)
     return [*filter(None, (of(plan) for of in about)), about_scaling(plan, scaling(plan))]
 
 
@@ -157,6 +158,20 @@ def _about_micro(plan: Plan) -> str:
         other = estimate(changed(plan.settings, batch=dict(micro=micro)), plan.hardware, vocab=plan.sizes.vocab)
         tail = f" ({other.speed.rate / plan.speed.rate - 1:+.1%} speed)"
     return f"the largest batch.micro that fits is {micro}{tail}"
+
+
+def _about_attention(plan: Plan) -> str:
+    """The backends that auto takes there, down to the first that needs no package."""
+    model, T, half = plan.settings.model, plan.settings.data.sequence, plan.settings.parallel.precision != "fp32"
+    request = capabilities.Request(
+        generation=capabilities.generation_of(plan.hardware.gpu.architecture), dtype="bfloat16" if half else "float32",
+        num_queries=T, num_keys=T, num_heads=model.heads, num_kv_heads=model.kv_heads, head_dim=model.head_dim,
+        documents="cu_seqlens" if plan.settings.data.document_mask else "", repeats=model.deterministic,
+    )  # fmt: skip
+    names = capabilities.able(request)
+    packages = [*takewhile(bool, (capabilities.TABLE[name].package for name in names))]
+    backends = [f"{name} with {package}" for name, package in zip(names, packages, strict=False)]
+    return f"attention runs on {', else '.join([*backends, *names[len(packages) :][:1]])}"
 
 
 def _about_recomputation(plan: Plan) -> str:

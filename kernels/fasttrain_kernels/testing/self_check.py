@@ -13,19 +13,18 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-import fasttrain_kernels as ft
-from fasttrain_kernels.ops.attention.reference import visible_keys
 from fasttrain_kernels.testing.accuracy import Comparison, compare
+from fasttrain_kernels.testing.specs import SPECS
 
 
 @dataclass(frozen=True)
@@ -39,107 +38,10 @@ class SelfCheckCase:
     inputs: Callable[[Callable[..., Tensor]], dict[str, Any]]  # from a maker of random tensors
 
 
-def _eager_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    total = x + residual
-    return F.rms_norm(total, total.shape[-1:], weight, 1e-6), total
-
-
-def _rotary(randn: Callable[..., Tensor]) -> dict[str, Any]:
-    q = randn(2, 24, 4, 64)
-    cos, sin = ft.rotary_table(24, 64, device=q.device)
-    return dict(q=q, k=randn(2, 24, 2, 64), q_weight=randn(64), k_weight=randn(64), cos=cos, sin=sin)
-
-
-def _eager_qk_norm_rope(
-    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor
-) -> tuple[Tensor, Tensor]:
-    def rotated(x: Tensor, weight: Tensor) -> Tensor:
-        first, second = F.rms_norm(x, x.shape[-1:], weight, 1e-6).chunk(2, dim=-1)
-        c, s = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
-        return torch.cat((first * c - second * s, second * c + first * s), dim=-1)
-
-    return rotated(q, q_weight), rotated(k, k_weight)
-
-
-def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
-
-
-def _documents(randn: Callable[..., Tensor]) -> dict[str, Any]:
-    q, k, v = randn(1, 96, 6, 32), randn(1, 96, 2, 32), randn(1, 96, 2, 32)
-    return dict(q=q, k=k, v=v, cu_seqlens=torch.tensor([0, 37, 38, 96], dtype=torch.int32, device=q.device), window=24)
-
-
-def _eager_attention(q: Tensor, k: Tensor, v: Tensor, window: int, cu_seqlens: Tensor) -> Tensor:
-    groups = q.shape[2] // k.shape[2]
-    query, key, value = q.transpose(1, 2), *(x.repeat_interleave(groups, 2).transpose(1, 2) for x in (k, v))
-    visible = visible_keys(q.shape[1], k.shape[1], True, window, cu_seqlens, q.device)
-    scores = (query @ key.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~visible, -torch.inf)
-    return (scores.softmax(-1) @ value).transpose(1, 2)
-
-
-def _head(randn: Callable[..., Tensor]) -> dict[str, Any]:
-    hidden = randn(24, 64)
-    target = torch.arange(24, device=hidden.device) * 41 % 1000
-    return dict(hidden=hidden, weight=randn(1000, 64), target=target, z_loss=1e-4)
-
-
-def _eager_linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor, z_loss: float) -> Tensor:
-    logits = F.linear(hidden, weight).float()
-    return F.cross_entropy(logits, target) + z_loss * logits.logsumexp(-1).square().mean()
-
-
-def _eager_swiglu_linear(gate_up: Tensor, weight: Tensor) -> Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.linear(F.silu(gate) * up, weight)
-
-
 CASES = [
-    SelfCheckCase(
-        "rms_norm",
-        ft.rms_norm,
-        ft.rms_norm_reference,
-        lambda x, weight: F.rms_norm(x, x.shape[-1:], weight, 1e-6),
-        lambda randn: dict(x=randn(32, 512), weight=randn(512)),
-    ),
-    SelfCheckCase(
-        "add_rms_norm",
-        ft.add_rms_norm,
-        ft.add_rms_norm_reference,
-        _eager_add_rms_norm,
-        lambda randn: dict(x=randn(32, 512), residual=randn(32, 512), weight=randn(512)),
-    ),
-    SelfCheckCase("qk_norm_rope", ft.qk_norm_rope, ft.qk_norm_rope_reference, _eager_qk_norm_rope, _rotary),
-    SelfCheckCase(
-        "attention, causal",
-        ft.attention,
-        ft.attention_reference,
-        _sdpa,
-        lambda randn: dict(q=randn(2, 80, 4, 32), k=randn(2, 80, 2, 32), v=randn(2, 80, 2, 32)),
-    ),
-    SelfCheckCase("attention, documents", ft.attention, ft.attention_reference, _eager_attention, _documents),
-    SelfCheckCase(
-        "linear_cross_entropy",
-        ft.linear_cross_entropy,
-        ft.linear_cross_entropy_reference,
-        _eager_linear_cross_entropy,
-        _head,
-    ),
-    SelfCheckCase(
-        "swiglu",
-        ft.swiglu,
-        ft.swiglu_reference,
-        lambda gate, up: F.silu(gate) * up,
-        lambda randn: dict(gate=randn(32, 1024), up=randn(32, 1024)),
-    ),
-    SelfCheckCase(
-        "swiglu_linear",
-        ft.swiglu_linear,
-        ft.swiglu_linear_reference,
-        _eager_swiglu_linear,
-        lambda randn: dict(gate_up=randn(32, 512), weight=randn(64, 256)),
-    ),
+    SelfCheckCase(spec.title, spec.function, spec.reference, spec.eager, partial(spec.inputs, spec.small))
+    for spec in SPECS
+    if spec.small
 ]
 
 

@@ -56,6 +56,23 @@ def test_a_step_is_the_same_batch_whenever_and_whoever_asks(stream):
     assert not same(forwards[0], batches_of(stream, seed=1).at(0))
 
 
+def test_the_longest_document_travels_with_the_batch(stream):
+    """As an int of few values, in whole batches and in micro-batches, and below B * T."""
+    seen = set()
+    for step in range(12):
+        batch = batches_of(stream).at(step)
+        for micro in (batch, *batch.split(2), *batch.split(1)):
+            longest = int(micro.cu_seqlens.diff().max())
+            assert type(micro.max_seqlen) is int
+            assert longest <= micro.max_seqlen < 2 * longest
+            assert micro.max_seqlen <= 8
+            seen.add(micro.max_seqlen)
+        assert batch.to("cpu").max_seqlen == batch.max_seqlen == batch.inputs()[4]
+        assert batch.pad_documents().max_seqlen is None  # a CUDA graph has one grid for all
+    assert seen <= {1, 2, 4, 8}
+    assert batches_of(stream, document_mask=False).at(0).max_seqlen is None
+
+
 def test_a_skip_skips_the_batches_of_some_steps_and_changes_no_other(stream):
     whole, skipping = batches_of(stream), batches_of(stream, cursor=DataCursor(skips=(Skip(3, 2), Skip(6, 1))))
     came = [step for step in range(12) if step not in (3, 4, 8)]

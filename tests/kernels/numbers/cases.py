@@ -12,6 +12,7 @@ import torch
 
 import fasttrain_kernels as ft
 from fasttrain_kernels import linear_cross_entropy_stats, linear_cross_entropy_stats_reference
+from fasttrain_kernels.testing.specs import SPECS
 from tests.kernels.numbers import eager
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -119,14 +120,6 @@ def rms_norm(*shape, offset=0.0, weight=True, size=3.0):
     return Case(ft.rms_norm, ft.rms_norm_reference, in_four_orders(eager.rms_norm), inputs)
 
 
-def add_rms_norm(*shape):
-    def inputs(dtype):
-        x, residual = tensor(*shape, dtype=dtype), tensor(*shape, dtype=dtype)
-        return dict(x=x, residual=residual, weight=tensor(shape[-1], dtype=dtype, size=1.0))
-
-    return Case(ft.add_rms_norm, ft.add_rms_norm_reference, [ft.add_rms_norm_reference], inputs)
-
-
 def qk_norm_rope(B=2, T=5, Hq=3, Hk=1, D=64, R=None, norm=True, **options):
     def inputs(dtype):
         cos, sin = ft.rotary_table(40, R or D)
@@ -145,8 +138,6 @@ NORMS = {
     "rms_norm, offset": rms_norm(7, 63, offset=1.0),
     "rms_norm, no weight": rms_norm(7, 63, weight=False),
     "rms_norm, values of 1e4": rms_norm(7, 63, size=1e4),
-    "add_rms_norm (7, 63)": add_rms_norm(7, 63),
-    "add_rms_norm (3, 1000)": add_rms_norm(3, 1000),
     "qk_norm_rope": qk_norm_rope(),
     "qk_norm_rope, interleaved": qk_norm_rope(interleaved=True),
     "qk_norm_rope, partial, D 80": qk_norm_rope(D=80, R=32),
@@ -197,13 +188,6 @@ def swiglu(*shape, size=3.0):
     return Case(ft.swiglu, ft.swiglu_reference, [eager.swiglu], inputs)
 
 
-def swiglu_linear(*rows, F, N):
-    def inputs(dtype):
-        return dict(gate_up=tensor(*rows, 2 * F, dtype=dtype), weight=tensor(N, F, dtype=dtype, size=F**-0.5))
-
-    return Case(ft.swiglu_linear, ft.swiglu_linear_reference, [eager.swiglu_linear], inputs)
-
-
 ALL = dict(z_loss=0.01, label_smoothing=0.1, softcap=8.0, token_weight=True)
 OTHERS = {
     "linear_cross_entropy": linear_cross_entropy(),
@@ -222,10 +206,18 @@ OTHERS = {
     "linear_cross_entropy_stats": stats(),
     "linear_cross_entropy_stats, all options": stats(z_loss=0.01, label_smoothing=0.1, softcap=8.0),
     "linear_cross_entropy_stats, outliers": stats(spread=30.0),
-    "swiglu (3, 63)": swiglu(3, 63),
-    "swiglu (2, 1025)": swiglu(2, 1025),
     "swiglu, values of 30": swiglu(3, 63, size=30.0),
-    "swiglu_linear (5, 63, 17)": swiglu_linear(5, F=63, N=17),
 }
 
-CASES = ATTENTION | NORMS | OTHERS
+# Ops that the lists above do not have, on their odd shapes
+
+
+def of_spec(spec, size):
+    def inputs(dtype):
+        return spec.inputs(size, lambda *shape: tensor(*shape, dtype=dtype))
+
+    return Case(spec.function, spec.reference, [spec.eager], inputs)
+
+
+SPECIFIED = {f"{spec.title} ({', '.join(map(str, s.values()))})": of_spec(spec, s) for spec in SPECS for s in spec.odd}
+CASES = ATTENTION | NORMS | OTHERS | SPECIFIED

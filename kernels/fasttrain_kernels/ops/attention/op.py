@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 
 from fasttrain_kernels._checks import autocast_dtype, check_tensors, shape
 from fasttrain_kernels._registration import call, register
-from fasttrain_kernels.ops.attention import backends, blocked, cpp, triton_backward, triton_forward
+from fasttrain_kernels.ops.attention import blocked, capabilities, cpp, triton_backward, triton_forward, vendors
 from fasttrain_kernels.ops.attention.intervals import check_cu_seqlens, document_bounds
 from fasttrain_kernels.ops.attention.layout import empty_lse
 
@@ -90,9 +90,11 @@ def attention(
     window: int | None = None,
     cu_seqlens: Tensor | None = None,  # (num_docs + 1,) int32
     documents: Tensor | None = None,  # (2, B * T) int32
+    max_seqlen: int | None = None,
     softcap: float | None = None,
     scale: float | None = None,
     backend: str = "auto",
+    deterministic: bool = True,
 ) -> Tensor:  # (B, T_q, H, D)
     """softmax(scale * q k^T) v over the keys that each query sees; H is a multiple of Hkv.
 
@@ -101,18 +103,27 @@ def attention(
         window_size=(window - 1, 0) when causal, (window - 1, window - 1) otherwise.
     cu_seqlens: document i is tokens [cu_seqlens[i], cu_seqlens[i + 1]) of the flattened batch. Rises from 0 to B * T;
         on a GPU the values are not read back, and so not checked.
-    documents: document_bounds(cu_seqlens, B * T), for layers that share it; flash-attn needs cu_seqlens as well.
+    documents: document_bounds(cu_seqlens, B * T), for layers that share it; what is not ours needs cu_seqlens as well.
+    max_seqlen: no document is longer. Grids of FlashAttention are in proportion to it; B * T by default.
     softcap: logits become softcap * tanh(logit / softcap).
     scale: D**-0.5 by default.
-    backend: "auto", "flash", "cpp", "sdpa", "triton" or "blocked"; `attention_backend` says what auto picks.
+    backend: "auto", or a row of capabilities.TABLE; `attention_backend` says what auto picks.
+    deterministic: every run gets the same gradients, bit for bit; False allows backends that cannot.
     """
     q, k, v = _prepared(q, k, v, causal, window, cu_seqlens, documents, softcap, scale)
+    if max_seqlen is not None and (cu_seqlens is None or max_seqlen < 1):
+        raise ValueError(f"attention: max_seqlen={max_seqlen} must be at least 1, and comes with cu_seqlens")
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    chosen = backends.choose(backends.Request.of(q, k, cu_seqlens, documents, causal, window, softcap), backend)
-    if chosen == "sdpa":
-        return backends.sdpa(q, k, v, causal, scale)
-    if chosen == "flash":
-        return backends.flash(q, k, v, cu_seqlens, causal, window, softcap, scale)
+    request = vendors.request(q, k, cu_seqlens, documents, causal, window, softcap, deterministic)
+    chosen = capabilities.choose(request, backend)
+    if chosen in ("sdpa", "cudnn"):
+        return (vendors.sdpa if chosen == "sdpa" else vendors.cudnn)(q, k, v, causal, scale)
+    if chosen in ("fa4", "fa3", "fa2", "varlen"):
+        longest = q.shape[0] * q.shape[1] if max_seqlen is None else max_seqlen
+        options = (cu_seqlens, longest, causal, window, softcap, scale, deterministic)
+        if chosen in ("fa3", "fa2"):
+            return vendors.package("flash_attn" if chosen == "fa2" else "flash_attn_interface", q, k, v, *options)
+        return vendors.as_op(chosen, q, k, v, *options)
     if documents is None and cu_seqlens is not None:
         documents = document_bounds(cu_seqlens, q.shape[0] * q.shape[1])
     op = _attention_cpp if chosen == "cpp" else _attention
@@ -130,10 +141,12 @@ def attention_backend(
     documents: Tensor | None = None,
     softcap: float | None = None,
     scale: float | None = None,
+    deterministic: bool = True,
 ) -> str:
     """The backend that attention(..., backend="auto") picks for these arguments."""
     q, k, v = _prepared(q, k, v, causal, window, cu_seqlens, documents, softcap, scale)
-    return backends.choose(backends.Request.of(q, k, cu_seqlens, documents, causal, window, softcap), "auto")
+    request = vendors.request(q, k, cu_seqlens, documents, causal, window, softcap, deterministic)
+    return capabilities.choose(request, "auto")
 
 
 def explain_attention_backend(
@@ -147,10 +160,11 @@ def explain_attention_backend(
     documents: Tensor | None = None,
     softcap: float | None = None,
     scale: float | None = None,
+    deterministic: bool = True,
 ) -> dict[str, str]:
     """Every backend in auto's order of preference, with "ok" or what it cannot do."""
     q, k, v = _prepared(q, k, v, causal, window, cu_seqlens, documents, softcap, scale)
-    return backends.explain(backends.Request.of(q, k, cu_seqlens, documents, causal, window, softcap))
+    return capabilities.explain(vendors.request(q, k, cu_seqlens, documents, causal, window, softcap, deterministic))
 
 
 def _prepared(

@@ -17,8 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fasttrain_kernels.testing.compiled import rules
-from fasttrain_kernels.testing.compiled.cases import CASES
 from fasttrain_kernels.testing.compiled.survey import Row, survey
+from fasttrain_kernels.testing.specs import COMPILED
 from fasttrain_kernels.testing.targets import TARGETS
 
 _EPILOGUE = """\
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         rules.write(options.json, rules.figures(rows))
     if options.update:
-        _update(options.stored, rows, whole=set(options.op) == set(CASES))
+        _update(options.stored, rows, whole=set(options.op) == set(COMPILED))
     return 1 if found else 0
 
 
@@ -69,7 +69,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--target", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="T", help=", ".join(TARGETS)
     )
-    parser.add_argument("--op", nargs="+", choices=CASES, default=list(CASES), metavar="OP", help=", ".join(CASES))
+    parser.add_argument(
+        "--op", nargs="+", choices=COMPILED, default=list(COMPILED), metavar="OP", help=", ".join(COMPILED)
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to a file")
     parser.add_argument("--stored", type=Path, metavar="FILE", help="figures to compare with")
     parser.add_argument("--update", action="store_true", help="store the figures in that file instead")
@@ -96,7 +98,7 @@ def _survey_all(targets: Sequence[str], ops: Sequence[str], jobs: int) -> Iterat
         ProcessPoolExecutor(min(jobs, len(targets) * len(ops)), mp_context=context) as pool,
     ):
         bar = progress.add_task("", total=len(targets) * len(ops))
-        slowest_first = sorted(ops, key=list(CASES).index, reverse=True)
+        slowest_first = sorted(ops, key=list(COMPILED).index, reverse=True)
         tasks = {pool.submit(survey, target, op): f"{op} {target}" for op in slowest_first for target in targets}
         for task in as_completed(tasks):
             progress.update(bar, advance=1, description=tasks[task])
@@ -131,7 +133,7 @@ def _table(target: str, rows: Sequence[Row]) -> Table:
     for name in ("sfu", "bar", "instr"):
         table.add_column(name, justify="right", no_wrap=True)
     shown: dict[str, list[Row]] = {}
-    for row in sorted(rows, key=lambda row: (list(CASES).index(row.op), row.kernel)):
+    for row in sorted(rows, key=lambda row: (list(COMPILED).index(row.op), row.kernel)):
         shown.setdefault(row.binary or f"{row.case} failed", []).append(row)
     for same in shown.values():
         table.add_row(*_cells(same), style="red" if rules.problems(same[0]) else None)

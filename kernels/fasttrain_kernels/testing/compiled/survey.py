@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fasttrain_kernels.testing.compiled.cases import CASES, CompileCase, Reach
+from fasttrain_kernels.testing.compile_cases import CompileCase, Reach
 from fasttrain_kernels.testing.compiled.metadata import KernelMetadata
 from fasttrain_kernels.testing.compiled.recording import RecordedLaunch, record
+from fasttrain_kernels.testing.specs import COMPILED
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ def survey(target: str, op: str, *, quick: bool = False) -> list[Row]:
     """Compile all launches of an op's cases for one target; `quick` skips the cases that Reach names."""
     recorded: list[tuple[CompileCase, Sequence[RecordedLaunch], str]] = []
     with record(target) as launches:
-        for case in CASES[op]:
+        for case in COMPILED[op]:
             if not _wanted(case, target, quick):
                 continue
             first, error = len(launches), ""

@@ -9,7 +9,7 @@ try:
     import ml_dtypes
 except ImportError as error:
     raise ImportError(
-        "fasttrain_kernels.testing needs ml_dtypes for bfloat16 and fp8: pip install fasttrain[testing]"
+        "fasttrain_kernels.testing needs ml_dtypes for bfloat16 and fp8: pip install fasttrain-kernels[testing]"
     ) from error
 
 # numpy itself has no floats narrower than float16; Triton's interpreter keeps them as integers.

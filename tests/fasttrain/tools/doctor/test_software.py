@@ -30,7 +30,6 @@ def test_everything_that_is_installed_has_its_version():
     assert findings["triton"].value.startswith("3.")
     assert findings["torch"].value.startswith("2.")
     assert findings["testing"].value.startswith("ml-dtypes 0.")
-    assert findings["flash-attn"].level == "ok"
 
 
 def test_no_triton(monkeypatch):
@@ -38,13 +37,6 @@ def test_no_triton(monkeypatch):
     triton = found()["triton"]
     assert (triton.level, triton.value) == ("missing", "triton is not installed")
     assert triton.remedy.startswith("pip install 'triton>=3.7'")
-
-
-def test_no_flash_attn_matters_on_a_gpu_only(monkeypatch):
-    hide(monkeypatch, "flash_attn")
-    assert found()["flash-attn"].level == "ok"
-    flash = found(on_gpu=True)["flash-attn"]
-    assert (flash.level, flash.remedy[:30]) == ("missing", "pip install 'fasttrain[flash]'")
 
 
 def test_no_compiler(monkeypatch):

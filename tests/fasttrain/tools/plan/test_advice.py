@@ -10,6 +10,22 @@ SETTINGS = RECIPES["550m"]()
 CARD = Hardware.of(find_gpu("rtx-5090"), 1)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "expected"),
+    [
+        ("rtx-4090", "varlen"),
+        ("a100-80gb", "varlen"),
+        ("h100-sxm", "fa4 with flash-attn-4, else fa2 with flash-attn, else varlen"),
+        ("b200", "fa4 with flash-attn-4, else fa2 with flash-attn, else varlen"),
+        ("rtx-5090", "fa2 with flash-attn, else varlen"),
+        ("mi300x", "triton"),
+    ],
+)
+def test_attention_is_advised_for_the_card(gpu, expected):
+    plan = estimate(SETTINGS, Hardware.of(find_gpu(gpu), 1), vocab=50_304)
+    assert f"attention runs on {expected}" in advice(plan)
+
+
 def test_the_largest_micro_batch_fits_and_the_next_one_does_not():
     micro = largest_micro(SETTINGS, CARD, vocab=50_304)
     assert estimate(changed(SETTINGS, batch=dict(micro=micro)), CARD, vocab=50_304).fits

@@ -7,8 +7,8 @@ import pytest
 import triton
 
 from fasttrain_kernels.testing.compiled import rules
-from fasttrain_kernels.testing.compiled.cases import CASES
 from fasttrain_kernels.testing.compiled.survey import survey
+from fasttrain_kernels.testing.specs import COMPILED
 from fasttrain_kernels.testing.targets import TARGETS
 
 STORED = Path(__file__).parents[4] / "bench" / "results" / "compiled.json"
@@ -17,7 +17,7 @@ STORED = Path(__file__).parents[4] / "bench" / "results" / "compiled.json"
 @pytest.mark.skipif(
     json.loads(STORED.read_text())["triton"] != triton.__version__, reason="tiles are chosen for another triton's code"
 )
-@pytest.mark.parametrize("op", CASES)
+@pytest.mark.parametrize("op", COMPILED)
 @pytest.mark.parametrize("target", TARGETS)
 def test_shipped_kernels_compile_without_spills_and_no_worse_than_before(target, op):
     """A covering part of the survey; `python -m fasttrain_kernels.testing.compiled` does all of it."""

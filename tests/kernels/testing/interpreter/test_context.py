@@ -102,7 +102,7 @@ def test_triton_interpret_is_refused():
 
 def test_without_ml_dtypes_the_import_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    with pytest.raises(ImportError, match=r"pip install fasttrain\[testing\]"):
+    with pytest.raises(ImportError, match=r"pip install fasttrain-kernels\[testing\]"):
         runpy.run_path(tiles.__file__)
 
 
