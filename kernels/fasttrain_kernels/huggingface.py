@@ -22,7 +22,7 @@ from fasttrain_kernels.ops.qk_norm_rope.op import qk_norm_rope
 from fasttrain_kernels.ops.rms_norm import add_rms_norm, rms_norm
 from fasttrain_kernels.ops.swiglu import swiglu
 
-_FAMILIES = ("qwen3", "llama")
+_FAMILIES = {"qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "gemma": "Gemma"}
 
 
 def use_kernels(
@@ -30,20 +30,22 @@ def use_kernels(
     *,
     fuse_loss: bool = True,  # model(ids, labels=...) then returns the loss and no logits
 ) -> Any:
-    """Make a Transformers Qwen3 or Llama model run on fasttrain's kernels, in place; returns the model."""
+    """Make a Transformers model of _FAMILIES run on fasttrain's kernels, in place; returns the model."""
     family = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     if family not in _FAMILIES:
         raise ValueError(
             f"use_kernels: {type(model).__name__} is of type '{family}'; supported are {', '.join(_FAMILIES)}"
         )
     _check_config(model.config)
-    prefix = {"qwen3": "Qwen3", "llama": "Llama"}[family]
+    prefix = _FAMILIES[family]
     forwards: dict[str, Callable[..., Any]] = {
         f"{prefix}RMSNorm": _norm_forward,
-        f"{prefix}MLP": _mlp_forward,
         f"{prefix}Attention": _attention_forward,
         f"{prefix}DecoderLayer": _layer_forward,
+        f"{prefix}MLP": _mlp_forward,
     }
+    if family == "gemma":  # weights around 0, rounded once; and a feed-forward layer that is not swiglu
+        forwards = {f"{prefix}RMSNorm": _offset_norm_forward, f"{prefix}Attention": _attention_forward}
     if fuse_loss:
         forwards[f"{prefix}ForCausalLM"] = _causal_lm_forward
     for module in list(model.modules()):
@@ -56,7 +58,7 @@ def use_kernels(
 
 
 def _check_config(config: Any) -> None:
-    if config.hidden_act not in ("silu", "swish"):
+    if config.model_type != "gemma" and config.hidden_act not in ("silu", "swish"):
         raise ValueError(f"use_kernels: hidden_act is '{config.hidden_act}'; the swiglu kernel is for 'silu'")
     if config.attention_dropout:
         raise ValueError(
@@ -66,6 +68,10 @@ def _check_config(config: Any) -> None:
 
 def _norm_forward(self: Any, hidden_states: Tensor) -> Tensor:
     return rms_norm(hidden_states, self.weight, eps=self.variance_epsilon)
+
+
+def _offset_norm_forward(self: Any, hidden_states: Tensor) -> Tensor:
+    return rms_norm(hidden_states, self.weight, eps=self.eps, offset=1.0)
 
 
 def _mlp_forward(self: Any, x: Tensor) -> Tensor:
@@ -115,7 +121,7 @@ def _attention_forward(
         v,
         attention_mask,
         scaling=self.scaling,
-        sliding_window=getattr(self, "sliding_window", None),
+        sliding_window=getattr(self, "sliding_window", getattr(self.config, "sliding_window", None)),
         **kwargs,
     )
     return self.o_proj(out.reshape(*hidden_states.shape[:-1], -1)), None

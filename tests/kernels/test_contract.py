@@ -2,8 +2,10 @@
 
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,6 +144,26 @@ def test_trap_10_nothing_is_autotuned():
     }
     assert len(kernels) > 8
     assert [name for name, kernel in kernels.items() if not isinstance(kernel, JITFunction)] == []
+
+
+def all_kernels() -> dict[str, JITFunction]:
+    names = [module.name for module in pkgutil.walk_packages(ft.__path__, "fasttrain_kernels.")]
+    modules = [importlib.import_module(name) for name in names if ".testing" not in name]
+    return {name: value for m in modules for name, value in vars(m).items() if isinstance(value, JITFunction)}
+
+
+@pytest.mark.parametrize("kernel", all_kernels().values(), ids=all_kernels())
+def test_kernels_have_few_arguments_or_say_why(kernel):
+    """A reason stands above: `# 31 arguments: ...`."""
+    count = len(kernel.params)
+    source = Path(kernel.fn.__code__.co_filename).read_text("utf-8")
+    above = re.search(rf"# (\d+) arguments: .*\n(?:#.*\n)*@triton\.jit.*\ndef {kernel.fn.__name__}\(", source)
+    assert (int(above[1]) if above else 0) == (count if count > 24 else 0), f"{kernel.fn.__name__} has {count}"
+
+
+@pytest.mark.parametrize("kernel", all_kernels().values(), ids=all_kernels())
+def test_capitals_are_for_constants(kernel):
+    assert [p.name for p in kernel.params if p.is_constexpr != p.name.isupper()] == []
 
 
 def test_testing_is_an_attribute_of_the_package():

@@ -4,8 +4,10 @@ import copy
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+import transformers
+from transformers import GPT2Config, GPT2LMHeadModel
 
+from fasttrain_kernels import huggingface
 from fasttrain_kernels.huggingface import use_kernels
 from fasttrain_kernels.testing import interpret
 
@@ -23,12 +25,11 @@ SIZES = dict(
 
 def build(family: str, **options):
     torch.manual_seed(0)
-    config_class, model_class = {"qwen3": (Qwen3Config, Qwen3ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}[
-        family
-    ]
-    model = model_class(config_class(**SIZES | options))
+    prefix = huggingface._FAMILIES[family]
+    config = getattr(transformers, f"{prefix}Config")(**SIZES | options)
+    model = getattr(transformers, f"{prefix}ForCausalLM")(config)
     for name, parameter in model.named_parameters():  # norms start at one: give every weight something to do
-        if "norm" in name:
+        if "norm" in name or "bias" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
     return model
 
@@ -56,6 +57,11 @@ VARIANTS = [
     ("qwen3", dict(attention_bias=True)),
     ("llama", {}),
     ("llama", dict(mlp_bias=True, attention_bias=True, num_key_value_heads=4)),
+    ("mistral", {}),
+    ("mistral", dict(sliding_window=5)),
+    ("qwen2", {}),
+    ("qwen2", dict(use_sliding_window=True, sliding_window=5, max_window_layers=1)),
+    ("gemma", {}),
 ]
 
 
@@ -125,7 +131,8 @@ def test_gradient_checkpointing_works():
 def test_what_is_not_supported_is_refused_by_name():
     gpt2 = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=8))
     with pytest.raises(
-        ValueError, match="^use_kernels: GPT2LMHeadModel is of type 'gpt2'; supported are qwen3, llama$"
+        ValueError,
+        match="^use_kernels: GPT2LMHeadModel is of type 'gpt2'; supported are qwen3, llama, mistral, qwen2, gemma$",
     ):
         use_kernels(gpt2)
     with pytest.raises(ValueError, match=r"^use_kernels: attention_dropout is 0\.1; "):

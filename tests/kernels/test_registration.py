@@ -44,6 +44,7 @@ def test_the_name_of_an_op_depends_on_sources_that_change_results(tmp_path):
 
     first = digest("swiglu.py", "a")
     assert digest("testing/interpreter.py", "b") == digest("py.typed", "b") == first
+    assert digest("modules.py", "b") == digest("huggingface.py", "b") == digest("__init__.py", "b") == first
     assert len({first, digest("swiglu.py", "c"), digest("cpp/matmul.cpp", "d"), digest("cpp/simd.h", "e")}) == 4
 
 

@@ -32,20 +32,20 @@ def relu2_reference(x: Tensor) -> Tensor:  # (..., F) -> (..., F)
 
 
 @triton.jit
-def _relu2_fwd_kernel(x, out, x_stride, F, num_tiles, BLOCK: tl.constexpr):
+def _relu2_fwd_kernel(x, out, x_stride, num_features, num_tiles, BLOCK: tl.constexpr):
     row = (tl.program_id(0) // num_tiles).to(tl.int64)
     col = (tl.program_id(0) % num_tiles) * BLOCK + tl.arange(0, BLOCK)
-    positive = tl.maximum(tl.load(x + row * x_stride + col, mask=col < F).to(tl.float32), 0.0)
-    tl.store(out + row * F + col, (positive * positive).to(out.dtype.element_ty), mask=col < F)
+    positive = tl.maximum(tl.load(x + row * x_stride + col, mask=col < num_features).to(tl.float32), 0.0)
+    tl.store(out + row * num_features + col, (positive * positive).to(out.dtype.element_ty), mask=col < num_features)
 
 
 @triton.jit
-def _relu2_bwd_kernel(dout, x, dx, dout_stride, x_stride, F, num_tiles, BLOCK: tl.constexpr):
+def _relu2_bwd_kernel(dout, x, dx, dout_stride, x_stride, num_features, num_tiles, BLOCK: tl.constexpr):
     row = (tl.program_id(0) // num_tiles).to(tl.int64)
     col = (tl.program_id(0) % num_tiles) * BLOCK + tl.arange(0, BLOCK)
-    positive = tl.maximum(tl.load(x + row * x_stride + col, mask=col < F).to(tl.float32), 0.0)
-    do = tl.load(dout + row * dout_stride + col, mask=col < F).to(tl.float32)
-    tl.store(dx + row * F + col, (2.0 * positive * do).to(dx.dtype.element_ty), mask=col < F)
+    positive = tl.maximum(tl.load(x + row * x_stride + col, mask=col < num_features).to(tl.float32), 0.0)
+    do = tl.load(dout + row * dout_stride + col, mask=col < num_features).to(tl.float32)
+    tl.store(dx + row * num_features + col, (2.0 * positive * do).to(dx.dtype.element_ty), mask=col < num_features)
 
 
 def _tiles(x: Tensor) -> tuple[tuple[int], int, int, dict[str, int]]:  # (M, F)

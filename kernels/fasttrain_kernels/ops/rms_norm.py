@@ -71,11 +71,11 @@ def add_rms_norm_reference(
 
 
 @triton.jit
-def _load_weight(weight, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _load_weight(weight, num_features, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     # A tile of which only the first row is loaded. A plain load of (1, BLOCK) would be laid out over the threads in
     # another way than the (ROWS, BLOCK) tiles that it multiplies, and every iteration would exchange data between them.
     col = tl.arange(0, BLOCK)[None, :]
-    first = (tl.arange(0, ROWS) == 0)[:, None] & (col < N)
+    first = (tl.arange(0, ROWS) == 0)[:, None] & (col < num_features)
     tile = tl.load(weight + tl.zeros([ROWS, 1], tl.int32) + col, mask=first, other=0)
     return tl.sum(tile.to(tl.float32), axis=0)[None, :]
 
@@ -90,8 +90,8 @@ def _rms_norm_fwd_kernel(
     rstd,
     x_stride,
     residual_stride,
-    M,
-    N,
+    num_rows,
+    num_features,
     EPS: tl.constexpr,
     OFFSET: tl.constexpr,
     ROWS: tl.constexpr,
@@ -100,24 +100,24 @@ def _rms_norm_fwd_kernel(
 ):
     col = tl.arange(0, BLOCK)[None, :]
     if weight is not None:
-        scale = OFFSET + _load_weight(weight, N, ROWS, BLOCK)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(M, ROWS), tl.num_programs(0), num_stages=STAGES):
+        scale = OFFSET + _load_weight(weight, num_features, ROWS, BLOCK)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(num_rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-        inside = (row < M)[:, None] & (col < N)
+        inside = (row < num_rows)[:, None] & (col < num_features)
         h = tl.load(x + (row * x_stride)[:, None] + col, mask=inside, other=0).to(tl.float32)
         if residual is not None:
             h += tl.load(residual + (row * residual_stride)[:, None] + col, mask=inside, other=0).to(tl.float32)
             rounded = h.to(total.dtype.element_ty)
-            tl.store(total + (row * N)[:, None] + col, rounded, mask=inside)
+            tl.store(total + (row * num_features)[:, None] + col, rounded, mask=inside)
             h = rounded.to(tl.float32)
-        r = tl.rsqrt(tl.sum(h * h, axis=1) / N + EPS)
-        tl.store(rstd + row, r, mask=row < M)
+        r = tl.rsqrt(tl.sum(h * h, axis=1) / num_features + EPS)
+        tl.store(rstd + row, r, mask=row < num_rows)
         y = h * r[:, None]
         if weight is not None:
             if OFFSET == 0:
                 y = y.to(out.dtype.element_ty).to(tl.float32)
             y *= scale
-        tl.store(out + (row * N)[:, None] + col, y.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + (row * num_features)[:, None] + col, y.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -132,8 +132,8 @@ def _rms_norm_bwd_kernel(
     dout_stride,
     dtotal_stride,
     x_stride,
-    M,
-    N,
+    num_rows,
+    num_features,
     OFFSET: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -141,13 +141,13 @@ def _rms_norm_bwd_kernel(
 ):
     col = tl.arange(0, BLOCK)[None, :]
     if weight is not None:
-        scale = OFFSET + _load_weight(weight, N, ROWS, BLOCK)
+        scale = OFFSET + _load_weight(weight, num_features, ROWS, BLOCK)
     if partials is not None:
         dweight = tl.zeros([ROWS, BLOCK], tl.float32)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(M, ROWS), tl.num_programs(0), num_stages=STAGES):
+    for tile in tl.range(tl.program_id(0), tl.cdiv(num_rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-        inside = (row < M)[:, None] & (col < N)
-        r = tl.load(rstd + row, mask=row < M, other=0)[:, None]
+        inside = (row < num_rows)[:, None] & (col < num_features)
+        r = tl.load(rstd + row, mask=row < num_rows, other=0)[:, None]
         xhat = tl.load(x + (row * x_stride)[:, None] + col, mask=inside, other=0).to(tl.float32) * r
         g = tl.load(dout + (row * dout_stride)[:, None] + col, mask=inside, other=0).to(tl.float32)
         if partials is not None:
@@ -155,24 +155,24 @@ def _rms_norm_bwd_kernel(
         if dx is not None:
             if weight is not None:
                 g *= scale
-            d = r * (g - xhat * (tl.sum(g * xhat, axis=1) / N)[:, None])
+            d = r * (g - xhat * (tl.sum(g * xhat, axis=1) / num_features)[:, None])
             if dtotal is not None:
                 d += tl.load(dtotal + (row * dtotal_stride)[:, None] + col, mask=inside, other=0).to(tl.float32)
-            tl.store(dx + (row * N)[:, None] + col, d.to(dx.dtype.element_ty), mask=inside)
+            tl.store(dx + (row * num_features)[:, None] + col, d.to(dx.dtype.element_ty), mask=inside)
     if partials is not None:
-        here = tl.program_id(0).to(tl.int64) * N + tl.arange(0, BLOCK)
-        tl.store(partials + here, tl.sum(dweight, axis=0), mask=tl.arange(0, BLOCK) < N)
+        here = tl.program_id(0).to(tl.int64) * num_features + tl.arange(0, BLOCK)
+        tl.store(partials + here, tl.sum(dweight, axis=0), mask=tl.arange(0, BLOCK) < num_features)
 
 
 @triton.jit
-def _sum_partials_kernel(partials, dweight, P, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_partials_kernel(partials, dweight, num_partials, num_features, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros([ROWS, BLOCK], tl.float32)
-    for first in range(0, P, ROWS):
+    for first in range(0, num_partials, ROWS):
         row = first + tl.arange(0, ROWS)
-        inside = (row < P)[:, None] & (col < N)[None, :]
-        acc += tl.load(partials + row.to(tl.int64)[:, None] * N + col[None, :], mask=inside, other=0)
-    tl.store(dweight + col, tl.sum(acc, axis=0).to(dweight.dtype.element_ty), mask=col < N)
+        inside = (row < num_partials)[:, None] & (col < num_features)[None, :]
+        acc += tl.load(partials + row.to(tl.int64)[:, None] * num_features + col[None, :], mask=inside, other=0)
+    tl.store(dweight + col, tl.sum(acc, axis=0).to(dweight.dtype.element_ty), mask=col < num_features)
 
 
 @remembered

@@ -42,13 +42,13 @@ def swiglu_linear_reference(gate_up: Tensor, weight: Tensor) -> Tensor:  # (...,
 
 
 @triton.jit
-def _swiglu_fwd_kernel(gate, up, out, gate_stride, up_stride, F, NUM_TILES, BLOCK: tl.constexpr):
-    row = (tl.program_id(0) // NUM_TILES).to(tl.int64)
-    col = (tl.program_id(0) % NUM_TILES) * BLOCK + tl.arange(0, BLOCK)
-    inside = col < F
+def _swiglu_fwd_kernel(gate, up, out, gate_stride, up_stride, num_features, num_tiles, BLOCK: tl.constexpr):
+    row = (tl.program_id(0) // num_tiles).to(tl.int64)
+    col = (tl.program_id(0) % num_tiles) * BLOCK + tl.arange(0, BLOCK)
+    inside = col < num_features
     g = tl.load(gate + row * gate_stride + col, mask=inside).to(tl.float32)
     u = tl.load(up + row * up_stride + col, mask=inside).to(tl.float32)
-    tl.store(out + row * F + col, (g * tl.sigmoid(g) * u).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * num_features + col, (g * tl.sigmoid(g) * u).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -63,15 +63,15 @@ def _swiglu_bwd_kernel(
     gate_stride,
     up_stride,
     grad_stride,
-    F,
-    NUM_TILES,
+    num_features,
+    num_tiles,
     BLOCK: tl.constexpr,
     NEED_DGATE: tl.constexpr,
     NEED_DUP: tl.constexpr,
 ):
-    row = (tl.program_id(0) // NUM_TILES).to(tl.int64)
-    col = (tl.program_id(0) % NUM_TILES) * BLOCK + tl.arange(0, BLOCK)
-    inside = col < F
+    row = (tl.program_id(0) // num_tiles).to(tl.int64)
+    col = (tl.program_id(0) % num_tiles) * BLOCK + tl.arange(0, BLOCK)
+    inside = col < num_features
     do = tl.load(dout + row * dout_stride + col, mask=inside).to(tl.float32)
     g = tl.load(gate + row * gate_stride + col, mask=inside).to(tl.float32)
     sigmoid = tl.sigmoid(g)
@@ -81,10 +81,10 @@ def _swiglu_bwd_kernel(
         dg = do * u * (sigmoid + silu * (1 - sigmoid))
         tl.store(dgate + row * grad_stride + col, dg.to(dgate.dtype.element_ty), mask=inside)
         if out is not None:
-            tl.store(out + row * F + col, (silu * u).to(out.dtype.element_ty), mask=inside)
+            tl.store(out + row * num_features + col, (silu * u).to(out.dtype.element_ty), mask=inside)
     if NEED_DUP:
         if dup is None:
-            dup = dgate + F
+            dup = dgate + num_features
         tl.store(dup + row * grad_stride + col, (do * silu).to(dup.dtype.element_ty), mask=inside)
 
 

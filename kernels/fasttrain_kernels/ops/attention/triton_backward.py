@@ -82,6 +82,7 @@ def _key_gradient_block(
     return dk, dv
 
 
+# 39 arguments: five tensors to read, each with strides of its own, and two gradients, each only where it is wanted.
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "num_tiles", "lse_head"])
 def _attention_key_gradient_kernel(
     q, k, v, dout, lse, delta, dk, dv, documents,
@@ -168,6 +169,7 @@ def _query_gradient_block(
     return acc
 
 
+# 37 arguments: the same five tensors, and dq.
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "num_tiles", "lse_head"])
 def _attention_query_gradient_kernel(
     q, k, v, dout, lse, delta, dq, documents,

@@ -54,6 +54,7 @@ def _fwd_block(
     return acc, l, m_new
 
 
+# 31 arguments: q, k and v are views of a projection, with three strides each: copies would cost a pass over memory.
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "num_tiles", "lse_head"])
 def _attention_fwd_kernel(
     q, k, v, out, lse, documents,

@@ -18,15 +18,15 @@ def _softcapped(x, cap):
 
 @triton.jit
 def _cross_entropy_kernel(
-    logits,  # (rows, V_PADDED): read, and with GRAD overwritten by its gradient
+    logits,  # (rows, padded_vocab): read, and with GRAD overwritten by its gradient
     target,
     coef,  # (rows,) float32: with GRAD, the factor of each row's gradient
     loss,
     lse_out,
     entropy,
     correct,
-    V,
-    V_PADDED,  # a multiple of 16, so that masks and rows are aligned to 128-bit accesses whatever V is
+    vocab,
+    padded_vocab,  # a multiple of 16, so that masks and rows are aligned to 128-bit accesses whatever vocab is
     ignore_index,
     z_loss,
     label_smoothing,
@@ -38,7 +38,7 @@ def _cross_entropy_kernel(
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
-    logits += row.to(tl.int64) * V_PADDED
+    logits += row.to(tl.int64) * padded_vocab
     label = tl.load(target + row)
     cols = tl.arange(0, BLOCK)
 
@@ -49,12 +49,12 @@ def _cross_entropy_kernel(
             tl.store(entropy + row, 0.0)
             tl.store(correct + row, 0)
         if GRAD:
-            for start in range(0, V_PADDED, BLOCK):
+            for start in range(0, padded_vocab, BLOCK):
                 zero = tl.zeros((BLOCK,), logits.dtype.element_ty)
-                tl.store(logits + start + cols, zero, mask=start + cols < V_PADDED)
+                tl.store(logits + start + cols, zero, mask=start + cols < padded_vocab)
     else:
         # A target outside the vocabulary cannot raise without a sync: its loss and gradient become NaN instead.
-        valid = (label >= 0) & (label < V)
+        valid = (label >= 0) & (label < vocab)
         poison = tl.where(valid, 0.0, float("nan"))
         picked = tl.load(logits + tl.where(valid, label, 0)).to(tl.float32)
         hot = tl.where(valid, label, -1).to(tl.int32)  # 32 bits, as the columns that are compared with it
@@ -67,9 +67,9 @@ def _cross_entropy_kernel(
         moment = tl.zeros((), tl.float32)
         plain_sum = tl.zeros((), tl.float32)
         best = tl.zeros((), tl.int32)
-        for start in range(0, V_PADDED, BLOCK):
-            inside = start + cols < V
-            y = tl.load(logits + start + cols, mask=start + cols < V_PADDED, other=0.0).to(tl.float32)
+        for start in range(0, padded_vocab, BLOCK):
+            inside = start + cols < vocab
+            y = tl.load(logits + start + cols, mask=start + cols < padded_vocab, other=0.0).to(tl.float32)
             if SOFTCAPPED:
                 y = _softcapped(y, softcap)
             if SMOOTHED:
@@ -80,7 +80,7 @@ def _cross_entropy_kernel(
             rescale = tl.exp(top - new_top)
             e = tl.exp(y - new_top)
             if STATS:
-                first = tl.min(tl.where(y == block_top, start + cols, V), axis=0)
+                first = tl.min(tl.where(y == block_top, start + cols, vocab), axis=0)
                 best = tl.where(block_top > top, first, best)
                 here = tl.sum(tl.where(e > 0, e * (y - new_top), 0.0), axis=0)
                 moment = (moment + total * (top - new_top)) * rescale + here
@@ -91,7 +91,7 @@ def _cross_entropy_kernel(
         # Not lse - picked, which would round a small loss to ulps of a large lse.
         value = tl.log(total) + (top - picked) + z_loss * lse * lse
         if SMOOTHED:
-            value += label_smoothing * (picked - plain_sum / V)
+            value += label_smoothing * (picked - plain_sum / vocab)
         tl.store(loss + row, value + poison)
         if STATS:
             tl.store(lse_out + row, lse)
@@ -102,9 +102,9 @@ def _cross_entropy_kernel(
         if GRAD:
             c = tl.load(coef + row) + poison
             peak = c * (1 + 2 * z_loss * lse) / total
-            floor = c * label_smoothing / V
-            for start in range(0, V_PADDED, BLOCK):
-                here = start + cols < V_PADDED
+            floor = c * label_smoothing / vocab
+            for start in range(0, padded_vocab, BLOCK):
+                here = start + cols < padded_vocab
                 y = tl.load(logits + start + cols, mask=here, other=0.0).to(tl.float32)
                 slope = 1.0
                 if SOFTCAPPED:
@@ -112,5 +112,5 @@ def _cross_entropy_kernel(
                     slope = 1 - (y / softcap) * (y / softcap)
                 dy = peak * tl.exp(y - top) - floor
                 dy = tl.where(start + cols == hot, dy - c * (1 - label_smoothing), dy) * slope
-                dy = tl.where(start + cols < V, dy, 0.0)
+                dy = tl.where(start + cols < vocab, dy, 0.0)
                 tl.store(logits + start + cols, dy.to(logits.dtype.element_ty), mask=here)

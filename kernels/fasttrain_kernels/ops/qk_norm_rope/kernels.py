@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fasttrain_kernels._triton import tl, triton
 
-_VARYING = ("T", "NUM_TOKENS", "S", "positions_stride_b", "positions_stride_t")  # one kernel for all lengths
+# One kernel for all lengths
+_VARYING = ("length", "num_tokens", "table_rows", "positions_stride_b", "positions_stride_t")
 
 
 @triton.jit
@@ -60,7 +61,8 @@ def _load_weight(weight, D: tl.constexpr, R: tl.constexpr, HALF: tl.constexpr, I
 
 @triton.jit
 def _load_tables(
-    cos, sin, cos_stride, sin_stride, positions, positions_stride_b, positions_stride_t, batch, step, inside, S,
+    cos, sin, cos_stride, sin_stride, positions, positions_stride_b, positions_stride_t,
+    batch, step, inside, table_rows,
     R: tl.constexpr, HALF: tl.constexpr, POSITIONS: tl.constexpr,
 ):  # fmt: skip
     """cos and sin of each token, (tokens, 1, HALF); NaN where its position has no row in the tables."""
@@ -68,7 +70,7 @@ def _load_tables(
     if POSITIONS:
         at = positions + batch * positions_stride_b + step * positions_stride_t
         position = tl.load(at, mask=inside, other=0).to(tl.int64)
-        known = inside & (position >= 0) & (position < S)
+        known = inside & (position >= 0) & (position < table_rows)
     pair = tl.arange(0, HALF)[None, None, :]
     mask = known & (pair < R // 2)
     c = tl.load(cos + position * cos_stride + pair, mask=mask, other=1.0).to(tl.float32)
@@ -109,22 +111,23 @@ def _forward_heads(
         _store_heads(out, (token * H + head) * D, mask, y1, y2, D, R, HALF, INTERLEAVED)
 
 
+# 34 arguments: q and k in one launch, which loads cos and sin once; both are views of a projection, with three strides.
 @triton.jit(do_not_specialize=_VARYING)
 def _qk_norm_rope_fwd_kernel(
     q, k, q_weight, k_weight, cos, sin, positions, q_out, k_out,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
-    cos_stride, sin_stride, positions_stride_b, positions_stride_t, T, NUM_TOKENS, S,
+    cos_stride, sin_stride, positions_stride_b, positions_stride_t, length, num_tokens, table_rows,
     HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, R: tl.constexpr, EPS: tl.constexpr,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
     POSITIONS: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
 ):  # fmt: skip
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS))[:, None, None]
-    inside = token < NUM_TOKENS
-    batch, step = (token // T).to(tl.int64), (token % T).to(tl.int64)
+    inside = token < num_tokens
+    batch, step = (token // length).to(tl.int64), (token % length).to(tl.int64)
     token = token.to(tl.int64)
     c, s = _load_tables(
         cos, sin, cos_stride, sin_stride, positions, positions_stride_b, positions_stride_t,
-        batch, step, inside, S, R, HALF, POSITIONS,
+        batch, step, inside, table_rows, R, HALF, POSITIONS,
     )  # fmt: skip
     _forward_heads(
         q, batch * q_stride_b + step * q_stride_t, q_stride_h, q_weight, q_out, token, inside, c, s, EPS,
@@ -183,12 +186,13 @@ def _store_partial(
     )  # fmt: skip
 
 
+# 47 arguments: as in forward, with the gradients of both, and each of the four results only where it is wanted.
 @triton.jit(do_not_specialize=_VARYING)
 def _qk_norm_rope_bwd_kernel(
     dq_out, dk_out, q, k, q_weight, k_weight, cos, sin, positions, dq, dk, partials,
     dq_out_stride_b, dq_out_stride_t, dq_out_stride_h, dk_out_stride_b, dk_out_stride_t, dk_out_stride_h,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
-    cos_stride, sin_stride, positions_stride_b, positions_stride_t, T, NUM_TOKENS, S,
+    cos_stride, sin_stride, positions_stride_b, positions_stride_t, length, num_tokens, table_rows,
     HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, R: tl.constexpr, EPS: tl.constexpr,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
     POSITIONS: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
@@ -199,14 +203,14 @@ def _qk_norm_rope_bwd_kernel(
     dqw2 = tl.zeros([TOKENS, HEADS, HALF], tl.float32)
     dkw1 = tl.zeros([TOKENS, HEADS, HALF], tl.float32)
     dkw2 = tl.zeros([TOKENS, HEADS, HALF], tl.float32)
-    for tile in range(tl.program_id(0), tl.cdiv(NUM_TOKENS, TOKENS), tl.num_programs(0)):
+    for tile in range(tl.program_id(0), tl.cdiv(num_tokens, TOKENS), tl.num_programs(0)):
         token = (tile * TOKENS + tl.arange(0, TOKENS))[:, None, None]
-        inside = token < NUM_TOKENS
-        batch, step = (token // T).to(tl.int64), (token % T).to(tl.int64)
+        inside = token < num_tokens
+        batch, step = (token // length).to(tl.int64), (token % length).to(tl.int64)
         token = token.to(tl.int64)
         c, s = _load_tables(
             cos, sin, cos_stride, sin_stride, positions, positions_stride_b, positions_stride_t,
-            batch, step, inside, S, R, HALF, POSITIONS,
+            batch, step, inside, table_rows, R, HALF, POSITIONS,
         )  # fmt: skip
         if DQ or DQ_WEIGHT:
             dqw1, dqw2 = _backward_heads(
@@ -232,24 +236,24 @@ def _qk_norm_rope_bwd_kernel(
 
 @triton.jit
 def _sum_partials_kernel(
-    partials, dq_weight, dk_weight, P, D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    partials, dq_weight, dk_weight, num_partials, D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     DQ_WEIGHT: tl.constexpr, DK_WEIGHT: tl.constexpr,
 ):  # fmt: skip
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
     inside = col < D
     if DQ_WEIGHT:
-        total = _sum_rows(partials, P, col, inside, D, ROWS, COLS)
+        total = _sum_rows(partials, num_partials, col, inside, D, ROWS, COLS)
         tl.store(dq_weight + col, total.to(dq_weight.dtype.element_ty), mask=inside)
-        partials += P * D
+        partials += num_partials * D
     if DK_WEIGHT:
-        total = _sum_rows(partials, P, col, inside, D, ROWS, COLS)
+        total = _sum_rows(partials, num_partials, col, inside, D, ROWS, COLS)
         tl.store(dk_weight + col, total.to(dk_weight.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _sum_rows(partials, P, col, inside, D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+def _sum_rows(partials, num_partials, col, inside, D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
     total = tl.zeros([ROWS, COLS], tl.float32)
-    for start in range(0, P, ROWS):
+    for start in range(0, num_partials, ROWS):
         row = (start + tl.arange(0, ROWS))[:, None]
-        total += tl.load(partials + row * D + col[None, :], mask=(row < P) & inside[None, :], other=0.0)
+        total += tl.load(partials + row * D + col[None, :], mask=(row < num_partials) & inside[None, :], other=0.0)
     return tl.sum(total, axis=0)

@@ -11,6 +11,7 @@ translate    operands, and the registry of rules; values: the types of PTX
 arithmetic   rules: a table to be read beside the PTX manual
 accesses     rules: loads, stores, asynchronous copies, atomics
 warps        rules: shuffles, matrices, mma; wgmma (sm_90), tcgen05 (sm_100), descriptors
+tma          rules: bulk copies of tiles, tensor maps; mbarriers; specialised: warps with different tasks
 memory       bounds, initialisation, races (hazards), bank conflicts (conflicts)
 launches     counts and findings of a launch
 """
