@@ -133,9 +133,9 @@ def test_changed_settings_are_shown_and_recorded(tmp_path, capsys):
     train(run)
     train(run, "--batch.steps", 8, "--optim.lr", 1e-5, "--optim.schedule", "constant")
     changed = {event["evidence"]["key"]: event["text"] for event in events(run, "changed setting")}
-    assert changed["optim.lr"] == "optim.lr: 0.003 -> 1e-05"
+    assert changed["optim.lr"] == "optim.lr: 0.006 -> 1e-05"
     assert set(changed) == {"batch.steps", "optim.lr", "optim.schedule"}
-    assert "optim.lr: 0.003 -> 1e-05" in capsys.readouterr().out
+    assert "optim.lr: 0.006 -> 1e-05" in capsys.readouterr().out
     assert read_metrics(run)[-1]["lr"] == 1e-5
 
 
@@ -238,15 +238,15 @@ def test_a_run_whose_name_contradicts_its_size_is_told_so(tmp_path, name, told):
 def test_a_disk_that_the_run_would_fill_is_an_error_before_it_starts(tmp_path, capsys):
     with patch("fasttrain.checkpoint.disk_space.free_bytes", lambda *_: 66_000_000):
         error = refused(capsys, tmp_path / "run")
-    assert "no disk space for the checkpoints of this run: 70.7 MB are needed and 66.0 MB are free in" in error
+    assert "no disk space for the checkpoints of this run: 70.6 MB are needed and 66.0 MB are free in" in error
     assert "keep fewer checkpoints (checkpoint.keep_last, keep_every)" in error
 
 
 def test_what_cannot_change_is_an_error_and_leaves_the_run_alone(tmp_path, capsys):
     run = tmp_path / "run"
     train(run)
-    message = refused(capsys, run, "--model.hidden", 64, "--optim.kind", "muon", "--batch.steps", 9)
-    assert "model.hidden: 32 -> 64; optim.kind: adamw -> muon" in message
+    message = refused(capsys, run, "--model.hidden", 64, "--optim.kind", "adamw", "--batch.steps", 9)
+    assert "model.hidden: 32 -> 64; optim.kind: muon -> adamw" in message
     assert "holds a run at step 6" in refused(capsys, run, "--resume", "never")
     assert "is at step 6; to resume from step 3" in refused(capsys, run, "--resume", f"{run}@3")
     assert "it has 3, 6" in refused(capsys, run, "--resume", f"{run}@5", "--out", tmp_path / "other")
@@ -266,7 +266,7 @@ def test_a_loss_that_guessing_would_beat_is_called_a_defect(tmp_path, capsys):
 
 def test_patience_ends_a_run_that_no_longer_improves(tmp_path):
     run = tmp_path / "run"
-    stubborn = ["--optim.lr", 1e-30, "--validation.every", 1, "--validation.patience", 2, "--batch.steps", 30]
+    stubborn = ["--optim.lr", 1e-30, "--optim.muon_lr", 1e-30, "--validation.every", 1, "--validation.patience", 2, "--batch.steps", 30]
     assert main(command(run, *stubborn)) == 0
     assert events(run, "early stop")[0]["step"] == 3
     assert list_checkpoints(run / "checkpoints")[-1].step == 3

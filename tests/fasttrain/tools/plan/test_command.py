@@ -82,7 +82,7 @@ def test_a_config_file_is_planned_as_it_would_be_trained(capsys, tmp_path):
     code, answer = asked(capsys, "--config", str(tmp_path / "run.toml"), "--gpu", "l40s", "--dataset-tokens", "1M")
     assert code == 0
     assert answer["parameters"] == 1024 * 128 + 128 + 3 * (128 * (12 * 32 + 3 * 384) + 2 * 128 + 2 * 32)
-    assert answer["epochs"][""] == pytest.approx(400 * 8 * 256 / 1e6)
+    assert answer["epochs"][""] == pytest.approx(1000 * 8 * 256 / 1e6)
 
 
 def test_the_price_and_the_network_can_be_told(capsys):

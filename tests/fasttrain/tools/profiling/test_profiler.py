@@ -44,7 +44,7 @@ def test_a_profiled_run(tmp_path, capfd):
     names = [event["name"] for event in trace]
     assert sum(name.startswith("ProfilerStep#") and event.get("cat") == "user_annotation"
                for name, event in zip(names, trace, strict=True)) == 3  # fmt: skip
-    assert sum(name.startswith("Optimizer.step#") for name in names) == 3
+    assert sum(name.startswith("Optimizer.step#Muon") for name in names) == 3
     assert {"aten::mm", "fasttrain::attention_cpp"} <= set(names)
 
     # the table: shares of all time, in order
