@@ -207,7 +207,7 @@ def _forward(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, offset: float
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     if x.shape[-1] > _WIDEST:
-        return _forward_torch(x, residual, weight, eps, offset)
+        return _forward_cpu(x, residual, weight, eps, offset)
     out, rstd = _empty_outputs(x)
     total = None if residual is None else _empty_total(x, residual)
     if x.numel() == 0:
@@ -240,7 +240,7 @@ def _backward(
     need_dweight: bool,
 ) -> tuple[Tensor, Tensor]:
     if x.shape[-1] > _WIDEST:
-        return _backward_torch(dout, dtotal, x, weight, rstd, offset, need_dx, need_dweight)
+        return _backward_cpu(dout, dtotal, x, weight, rstd, offset, need_dx, need_dweight)
     dx, dweight = _empty_grads(x, weight, need_dx, need_dweight)
     if x.numel() == 0:
         return dx, dweight.zero_()
@@ -275,7 +275,7 @@ def _backward(
     return dx, dweight
 
 
-def _forward_torch(
+def _forward_cpu(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, offset: float
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The CPU implementation. Rounds as the reference does, with one buffer of float32."""
@@ -293,7 +293,7 @@ def _forward_torch(
     return out, total, rstd.squeeze(-1)
 
 
-def _backward_torch(
+def _backward_cpu(
     dout: Tensor,
     dtotal: Tensor | None,
     x: Tensor,
@@ -351,7 +351,7 @@ _rms_norm_backward = register(
     "rms_norm_backward(Tensor dout, Tensor x, Tensor? weight, Tensor rstd, float offset, bool need_dx, "
     "bool need_dweight) -> (Tensor, Tensor)",
     triton=lambda dout, *rest: _backward(dout, None, *rest),
-    cpu=lambda dout, *rest: _backward_torch(dout, None, *rest),
+    cpu=lambda dout, *rest: _backward_cpu(dout, None, *rest),
     fake=lambda dout, x, weight, rstd, offset, *needs: _empty_grads(x, weight, *needs),
     inlined=True,
 )
@@ -361,7 +361,7 @@ _add_rms_norm_backward = register(
     triton=lambda dnormed, dtotal, total, weight, rstd, *needs: _backward(
         dnormed, dtotal, total, weight, rstd, 0.0, *needs
     ),
-    cpu=lambda dnormed, dtotal, total, weight, rstd, *needs: _backward_torch(
+    cpu=lambda dnormed, dtotal, total, weight, rstd, *needs: _backward_cpu(
         dnormed, dtotal, total, weight, rstd, 0.0, *needs
     ),
     fake=lambda dnormed, dtotal, total, weight, rstd, *needs: _empty_grads(total, weight, *needs),
@@ -369,7 +369,7 @@ _add_rms_norm_backward = register(
 )
 
 
-def _save_for_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, _, offset = inputs
     _, rstd = output
     ctx.save_for_backward(x, weight, rstd)
@@ -378,7 +378,7 @@ def _save_for_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
     ctx.set_materialize_grads(False)
 
 
-def _rms_norm_gradients(ctx: Any, dout: Tensor | None, drstd: None) -> tuple[Tensor | None, ...]:
+def _gradient(ctx: Any, dout: Tensor | None, drstd: None) -> tuple[Tensor | None, ...]:
     need_dx, need_dweight = ctx.needs_input_grad[:2]
     if dout is None:
         return None, None, None, None
@@ -387,7 +387,7 @@ def _rms_norm_gradients(ctx: Any, dout: Tensor | None, drstd: None) -> tuple[Ten
     return dx if need_dx else None, dweight if need_dweight else None, None, None
 
 
-def _save_for_add_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _add_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     x, residual, weight, _ = inputs
     _, total, rstd = output
     ctx.save_for_backward(total, weight, rstd)
@@ -396,9 +396,7 @@ def _save_for_add_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tens
     ctx.set_materialize_grads(False)
 
 
-def _add_rms_norm_gradients(
-    ctx: Any, dnormed: Tensor | None, dtotal: Tensor | None, drstd: None
-) -> tuple[Tensor | None, ...]:
+def _add_gradient(ctx: Any, dnormed: Tensor | None, dtotal: Tensor | None, drstd: None) -> tuple[Tensor | None, ...]:
     need_x, need_residual, need_dweight = ctx.needs_input_grad[:3]
     d, dweight = dtotal, None  # where only the new residual stream has been used, its gradient passes through
     if dnormed is not None:
@@ -413,19 +411,19 @@ def _add_rms_norm_gradients(
 _rms_norm = register(
     "rms_norm(Tensor x, Tensor? weight, float eps, float offset) -> (Tensor, Tensor)",
     triton=_plain(_forward),
-    cpu=_plain(_forward_torch),
+    cpu=_plain(_forward_cpu),
     fake=lambda x, weight, eps, offset: _empty_outputs(x),
-    backward=_rms_norm_gradients,
-    setup_context=_save_for_rms_norm,
+    backward=_gradient,
+    setup_context=_setup_context,
     inlined=True,
 )
 _add_rms_norm = register(
     "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps) -> (Tensor, Tensor, Tensor)",
     triton=lambda x, residual, weight, eps: _forward(x, residual, weight, eps, 0.0),
-    cpu=lambda x, residual, weight, eps: _forward_torch(x, residual, weight, eps, 0.0),
+    cpu=lambda x, residual, weight, eps: _forward_cpu(x, residual, weight, eps, 0.0),
     fake=lambda x, residual, weight, eps: (_empty_outputs(x)[0], _empty_total(x, residual), _empty_outputs(x)[1]),
-    backward=_add_rms_norm_gradients,
-    setup_context=_save_for_add_rms_norm,
+    backward=_add_gradient,
+    setup_context=_add_setup_context,
     inlined=True,
 )
 
