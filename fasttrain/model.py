@@ -86,25 +86,17 @@ class Block(nn.Module):
         heads = self.qkv(normed).unflatten(-1, (sum(self.heads), self.head_dim))
         q, k, v = heads.split(self.heads, dim=-2)
         q, k = kernels.qk_norm_rope(q, k, self.q_norm, self.k_norm, cos, sin, positions=positions, eps=self.eps)
-        heads = self._attend(q, k, v, cu_seqlens, documents, max_seqlen) if past is None else past.attend(q, k, v)
+        bounds = dict(cu_seqlens=cu_seqlens, documents=documents, max_seqlen=max_seqlen)
+        heads = self._attend(q, k, v, bounds) if past is None else past.attend(q, k, v)
         attended = self.attention_out(heads.flatten(-2))
         normed, residual = kernels.add_rms_norm(self._drop(attended), residual, self.ffn_norm, eps=self.eps)
         fed = kernels.swiglu_linear(self.gate_up(normed), self.down.weight)
         return kernels.add_rms_norm(self._drop(fed), residual, self.next_norm, eps=self.eps)
 
-    def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_seqlens: Tensor | None,
-        documents: Tensor | None,
-        max_seqlen: int | None,
-    ) -> Tensor:  # (B, T, H, D)
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, bounds: dict[str, Any]) -> Tensor:  # (B, T, H, D)
         if not (self.training and self.attention_dropout):
-            bounds: dict[str, Any] = dict(cu_seqlens=cu_seqlens, documents=documents, max_seqlen=max_seqlen)
             return kernels.attention(q, k, v, **bounds, **self.attention)
-        if documents is not None:
+        if bounds["documents"] is not None:
             raise ValueError(
                 f"Block: attention_dropout {self.attention_dropout} cannot be combined with cu_seqlens; set "
                 "data.document_mask to false or model.attention_dropout to 0"

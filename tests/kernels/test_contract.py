@@ -1,5 +1,6 @@
 """Properties of all ops: torch.compile, checkpointing, autocast; no sync, no patching, no import effects."""
 
+import ast
 import importlib
 import pkgutil
 import re
@@ -164,6 +165,28 @@ def test_kernels_have_few_arguments_or_say_why(kernel):
 @pytest.mark.parametrize("kernel", all_kernels().values(), ids=all_kernels())
 def test_capitals_are_for_constants(kernel):
     assert [p.name for p in kernel.params if p.is_constexpr != p.name.isupper()] == []
+
+
+OPS = Path(ft.__path__[0]) / "ops"
+
+
+@pytest.mark.parametrize("file", [*OPS.glob("*.py"), *OPS.glob("*/op.py")], ids=lambda f: str(f.relative_to(OPS)))
+def test_every_op_has_the_same_slots(file):
+    """What is registered stands in the same order, under the same names; folders have a file for each slot."""
+    tree = ast.parse(file.read_text("utf-8"))
+    slots = {"setup_context": "_setup_context", "backward": "gradient", "cpu": "", "triton": "", "fake": ""}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "register":
+            for keyword in node.keywords:
+                if isinstance(keyword.value, ast.Name) and keyword.arg in slots:
+                    assert keyword.value.id.endswith(slots[keyword.arg]), keyword.value.id
+    if file.name == "op.py":
+        assert (file.parent / "reference.py").exists()
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    order = [f"{file.stem}_reference", "_forward", "_backward", "_forward_cpu", "_backward_cpu", "_setup_context"]
+    if order[0] in names:  # a small op: one file, top to bottom
+        places = [names.index(name) for name in [*order, "_gradient", file.stem]]
+        assert places == sorted(places)
 
 
 def test_testing_is_an_attribute_of_the_package():

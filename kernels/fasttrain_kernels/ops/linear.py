@@ -56,7 +56,11 @@ def _matmul_cpu(a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
-def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradient(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None]:
     a, b = ctx.saved_tensors
     need_da, need_db = ctx.needs_input_grad
     return matmul(dout, b.t()) if need_da else None, matmul(a.t(), dout) if need_db else None
@@ -67,6 +71,6 @@ matmul = register(
     triton=torch.mm,
     cpu=_matmul_cpu,
     fake=lambda a, b: a.new_empty(a.shape[0], b.shape[1]),
-    backward=_backward,
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    backward=_gradient,
+    setup_context=_setup_context,
 )

@@ -401,7 +401,7 @@ _add_rms_norm_backward = register(
 )
 
 
-def _save_for_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, _, offset = inputs
     _, rstd = output
     ctx.save_for_backward(x, weight, rstd)
@@ -410,7 +410,7 @@ def _save_for_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
     ctx.set_materialize_grads(False)
 
 
-def _rms_norm_gradients(ctx: Any, dout: Tensor | None, drstd: None) -> tuple[Tensor | None, ...]:
+def _gradient(ctx: Any, dout: Tensor | None, drstd: None) -> tuple[Tensor | None, ...]:
     need_dx, need_dweight = ctx.needs_input_grad[:2]
     if dout is None:
         return None, None, None, None
@@ -419,7 +419,7 @@ def _rms_norm_gradients(ctx: Any, dout: Tensor | None, drstd: None) -> tuple[Ten
     return dx if need_dx else None, dweight if need_dweight else None, None, None
 
 
-def _save_for_add_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _add_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     x, residual, weight, _ = inputs
     _, total, rstd = output
     ctx.save_for_backward(total, weight, rstd)
@@ -428,9 +428,7 @@ def _save_for_add_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tens
     ctx.set_materialize_grads(False)
 
 
-def _add_rms_norm_gradients(
-    ctx: Any, dnormed: Tensor | None, dtotal: Tensor | None, drstd: None
-) -> tuple[Tensor | None, ...]:
+def _add_gradient(ctx: Any, dnormed: Tensor | None, dtotal: Tensor | None, drstd: None) -> tuple[Tensor | None, ...]:
     need_x, need_residual, need_dweight = ctx.needs_input_grad[:3]
     d, dweight = dtotal, None  # where only the new residual stream has been used, its gradient passes through
     if dnormed is not None:
@@ -447,8 +445,8 @@ _rms_norm = register(
     triton=_plain(_forward),
     cpu=_plain(_forward_cpu),
     fake=lambda x, weight, eps, offset: _empty_outputs(x),
-    backward=_rms_norm_gradients,
-    setup_context=_save_for_rms_norm,
+    backward=_gradient,
+    setup_context=_setup_context,
     inlined=True,
 )
 _add_rms_norm = register(
@@ -456,8 +454,8 @@ _add_rms_norm = register(
     triton=lambda x, residual, weight, eps: _forward(x, residual, weight, eps, 0.0),
     cpu=lambda x, residual, weight, eps: _forward_cpu(x, residual, weight, eps, 0.0),
     fake=lambda x, residual, weight, eps: (_empty_outputs(x)[0], _empty_total(x, residual), _empty_outputs(x)[1]),
-    backward=_add_rms_norm_gradients,
-    setup_context=_save_for_add_rms_norm,
+    backward=_add_gradient,
+    setup_context=_add_setup_context,
     inlined=True,
 )
 

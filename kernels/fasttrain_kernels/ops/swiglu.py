@@ -234,14 +234,18 @@ _swiglu_packed_backward_again = register(
 )
 
 
-def _differentiate(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradient(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None]:
     need_dgate, need_dup = ctx.needs_input_grad
     dgate, dup = call(_swiglu_backward, dout, *ctx.saved_tensors, need_dgate, need_dup)
     return dgate if need_dgate else None, dup if need_dup else None
 
 
-def _save_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _packed_gradient(ctx: Any, dout: Tensor) -> Tensor:
+    return call(_swiglu_packed_backward, dout, *ctx.saved_tensors)
 
 
 _swiglu = register(
@@ -249,8 +253,8 @@ _swiglu = register(
     triton=_forward,
     cpu=_forward_cpu,
     fake=lambda gate, up: empty_like_contiguous(gate),
-    backward=_differentiate,
-    setup_context=_save_inputs,
+    backward=_gradient,
+    setup_context=_setup_context,
     inlined=True,
 )
 _swiglu_packed = register(
@@ -258,8 +262,8 @@ _swiglu_packed = register(
     triton=lambda gate_up: _forward(*gate_up.chunk(2, dim=-1)),
     cpu=_forward_packed_cpu,
     fake=_empty_packed,
-    backward=lambda ctx, dout: call(_swiglu_packed_backward, dout, *ctx.saved_tensors),
-    setup_context=_save_inputs,
+    backward=_packed_gradient,
+    setup_context=_setup_context,
     inlined=True,
 )
 

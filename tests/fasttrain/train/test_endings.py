@@ -18,7 +18,8 @@ LR = "optim.lr is 1000, and more than 0.05 is unusual; begin with 0.0003"
 def test_a_run_that_ends_without_a_finite_loss_has_not_finished_and_names_the_setting(
     tmp_path: Path, spike: str
 ) -> None:
-    options = ["--optim.kind", "adamw", "--optim.lr", 1000, "--batch.steps", 30, "--monitor.spike", spike, "--checkpoint.every", 0]
+    options = ["--optim.kind", "adamw", "--optim.lr", 1000, "--batch.steps", 30]
+    options += ["--monitor.spike", spike, "--checkpoint.every", 0]
     assert main(command(tmp_path / "run", *options)) == ExitCode.STOPPED
     assert events(tmp_path / "run", "finish") == []
     (end,) = events(tmp_path / "run", "stop")

@@ -266,7 +266,8 @@ def test_a_loss_that_guessing_would_beat_is_called_a_defect(tmp_path, capsys):
 
 def test_patience_ends_a_run_that_no_longer_improves(tmp_path):
     run = tmp_path / "run"
-    stubborn = ["--optim.lr", 1e-30, "--optim.muon_lr", 1e-30, "--validation.every", 1, "--validation.patience", 2, "--batch.steps", 30]
+    stubborn = ["--optim.lr", 1e-30, "--optim.muon_lr", 1e-30, "--batch.steps", 30]
+    stubborn += ["--validation.every", 1, "--validation.patience", 2]
     assert main(command(run, *stubborn)) == 0
     assert events(run, "early stop")[0]["step"] == 3
     assert list_checkpoints(run / "checkpoints")[-1].step == 3

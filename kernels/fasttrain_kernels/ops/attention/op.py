@@ -37,7 +37,7 @@ def _fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) ->
     return dq, dk, dv
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, documents, *ctx.options = inputs
     out, lse = output
     ctx.save_for_backward(q, k, v, out, lse, documents)
@@ -72,7 +72,7 @@ def _registered(name: str, cpu: ModuleType) -> OpOverload[..., tuple[Tensor, Ten
         cpu=cpu.forward,
         fake=_fake_forward,
         backward=gradient,
-        setup_context=_save,
+        setup_context=_setup_context,
         inlined=True,
     )
 

@@ -249,7 +249,7 @@ def _fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) ->
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, cu_seqlens, *ctx.options = inputs
     out, lse = output
     ctx.save_for_backward(q, k, v, out, lse, cu_seqlens)
@@ -282,7 +282,7 @@ def _registered(name: str, forward: Callable[..., Any], backward: Callable[..., 
         cpu=nowhere_else,
         fake=_fake_forward,
         backward=gradient,
-        setup_context=_save,
+        setup_context=_setup_context,
         repeatable=False,
     )
 

@@ -84,14 +84,14 @@ def _fake(hidden: Tensor, weight: Tensor, target: Tensor, *options: Any) -> tupl
     )
 
 
-def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(*output[1:])
     ctx.dtypes = inputs[0].dtype, inputs[1].dtype
 
 
-def _backward(ctx: Any, dloss: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+def _gradient(ctx: Any, dloss: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():  # create_graph=True, but the saved gradients are constants to autograd
         raise NotImplementedError(
             f"{_OP}: its gradient cannot be differentiated again; for double backward use {_OP}_reference"
@@ -168,12 +168,12 @@ def _tokens_backward_fake(
     )
 
 
-def _tokens_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _tokens_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     hidden, weight, target, token_weight, *ctx.options = inputs
     ctx.save_for_backward(hidden, weight, target, token_weight)
 
 
-def _tokens_differentiate(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+def _tokens_gradient(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     need_dhidden, need_dweight, *_ = ctx.needs_input_grad
     dhidden, dweight = call(_tokens_backward_op, dout, *ctx.saved_tensors, *ctx.options, need_dhidden, need_dweight)
     return (dhidden if need_dhidden else None, dweight if need_dweight else None, *(None,) * 6)
@@ -198,8 +198,8 @@ _linear_cross_entropy = register(
     triton=partial(_forward, use_triton=True),
     cpu=partial(_forward, use_triton=False),
     fake=_fake,
-    backward=_backward,
-    setup_context=_save_gradients,
+    backward=_gradient,
+    setup_context=_setup_context,
 )
 _tokens_backward_op = register(
     "linear_cross_entropy_tokens_backward(Tensor dout, Tensor hidden, Tensor weight, Tensor target, "
@@ -216,8 +216,8 @@ _tokens_op = register(
     fake=lambda hidden, weight, target, *_: torch.empty(
         target.shape, dtype=wide_dtype(hidden.dtype), device=hidden.device
     ),
-    backward=_tokens_differentiate,
-    setup_context=_tokens_save,
+    backward=_tokens_gradient,
+    setup_context=_tokens_setup_context,
 )
 _stats_op = register(
     f"linear_cross_entropy_stats(Tensor hidden, Tensor weight, Tensor target, {_OPTIONS}) -> "

@@ -23,5 +23,6 @@ B batch, T tokens, H heads (Hq, Hk), D dimensions of a head, R rotary dimensions
     reference.py  the specification, and the rotary tables
     kernels.py    the Triton kernels
     launch.py     tiles, grids and launches
-    op.py         the CPU implementation, the torch ops and the public function
+    cpu.py        the CPU implementation
+    op.py         the torch ops and the public function
 """

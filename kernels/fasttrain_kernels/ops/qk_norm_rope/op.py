@@ -1,91 +1,20 @@
-"""The CPU implementation, the registered torch ops, and the public function."""
+"""The registered torch ops, and the public function."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fasttrain_kernels import cpp
-from fasttrain_kernels._checks import check_tensors, empty_like_contiguous, shape, wide
+from fasttrain_kernels._checks import check_tensors, empty_like_contiguous, shape
 from fasttrain_kernels._registration import call, fused_by_compiler, register
-from fasttrain_kernels.cpp import streaming
-from fasttrain_kernels.ops.qk_norm_rope.launch import backward, empty_grads, forward, last_contiguous
-from fasttrain_kernels.ops.qk_norm_rope.reference import qk_norm_rope_reference, rotate, table_rows
+from fasttrain_kernels.ops.qk_norm_rope import cpu
+from fasttrain_kernels.ops.qk_norm_rope.launch import backward, empty_grads, forward
+from fasttrain_kernels.ops.qk_norm_rope.reference import qk_norm_rope_reference
 
 _OP = "qk_norm_rope"
 _MAX_HEAD_DIM = 512  # one head has to fit a tile
-
-
-def _forward_cpu(
-    q: Tensor, k: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, cos: Tensor, sin: Tensor,
-    positions: Tensor | None, eps: float, interleaved: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    _check_positions_in_table(positions, cos.shape[0])
-    if interleaved or not streaming.handles(q, k, q_weight, k_weight, cos, sin):
-        q_out, k_out = qk_norm_rope_reference(
-            q, k, q_weight, k_weight, cos, sin, positions=positions, eps=eps, interleaved=interleaved
-        )
-        return q_out.contiguous(), k_out.contiguous()
-    outs = empty_like_contiguous(q), empty_like_contiguous(k)
-    for x, weight, out in zip((q, k), (q_weight, k_weight), outs, strict=True):
-        streaming.qk_norm_rope_forward(last_contiguous(x), weight, cos, sin, positions, out, eps=eps)
-    return outs
-
-
-def _check_positions_in_table(positions: Tensor | None, S: int) -> None:
-    if positions is None:
-        return
-    if positions.device.type == "cpu" and not cpp.missing() and streaming.first_outside(positions, S) is None:
-        return
-    outside = (positions < 0) | (positions >= S)
-    if outside.any():
-        index = tuple(outside.nonzero()[0].tolist())
-        raise ValueError(
-            f"{_OP}: positions{list(index)} is {positions[index].item()}, outside of the {S} rows of cos and sin; make "
-            f"the tables longer or check the positions"
-        )
-
-
-def _backward_cpu(
-    dq_out: Tensor | None, dk_out: Tensor | None, q: Tensor | None, k: Tensor | None,
-    q_weight: Tensor | None, k_weight: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor | None,
-    eps: float, interleaved: bool, wanted: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    dq, dq_weight = _gradient_cpu(dq_out, q, q_weight, cos, sin, positions, eps, interleaved, wanted[0], wanted[2])
-    dk, dk_weight = _gradient_cpu(dk_out, k, k_weight, cos, sin, positions, eps, interleaved, wanted[1], wanted[3])
-    return dq, dk, dq_weight, dk_weight
-
-
-def _gradient_cpu(
-    dout: Tensor | None, x: Tensor | None, weight: Tensor | None, cos: Tensor, sin: Tensor,
-    positions: Tensor | None, eps: float, interleaved: bool, want_dx: bool, want_dweight: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    dx, dweight = cos.new_empty(0), cos.new_empty(0)
-    if dout is None or not (want_dx or want_dweight):
-        return dx, dweight
-    if not interleaved and streaming.handles(dout, x, weight, cos, sin):
-        dx = empty_like_contiguous(dout) if want_dx else dx
-        dweight = torch.empty_like(weight) if want_dweight and weight is not None else dweight
-        wanted = (dx if want_dx else None, dweight if want_dweight and weight is not None else None)
-        dout, x = last_contiguous(dout), None if x is None else last_contiguous(x)
-        streaming.qk_norm_rope_backward(dout, x, weight, cos, sin, positions, *wanted, eps=eps)
-        return dx, dweight
-    cos, sin = table_rows(cos, positions, dout.shape[1]), table_rows(sin, positions, dout.shape[1])
-    g = rotate(wide(dout), cos, -sin, interleaved)
-    if weight is None:
-        return g.to(dout.dtype).contiguous(), dweight
-    assert x is not None
-    rstd = torch.rsqrt(wide(x).square().mean(-1, keepdim=True) + eps)
-    xhat = wide(x) * rstd
-    if want_dweight:
-        dweight = (g * xhat).sum(dim=(0, 1, 2)).to(weight.dtype)
-    if want_dx:
-        g = g * wide(weight)
-        dx = (rstd * (g - xhat * (g * xhat).mean(-1, keepdim=True))).to(x.dtype).contiguous()
-    return dx, dweight
 
 
 _qk_norm_rope_backward = register(
@@ -93,13 +22,13 @@ _qk_norm_rope_backward = register(
     "Tensor cos, Tensor sin, Tensor? positions, float eps, bool interleaved, bool[4] wanted) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     triton=backward,
-    cpu=_backward_cpu,
+    cpu=cpu.backward,
     fake=empty_grads,
     inlined=True,
 )
 
 
-def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, q_weight, k_weight, cos, sin, positions, eps, interleaved = inputs
     needs_q, needs_k, needs_q_weight, needs_k_weight = ctx.needs_input_grad[:4]
     # A rotation alone is linear: its gradient does not need x.
@@ -112,7 +41,7 @@ def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
     ctx.mark_non_differentiable(*(out for out, needed in zip(output, trained, strict=True) if not needed))
 
 
-def _gradients(ctx: Any, dq_out: Tensor | None, dk_out: Tensor | None) -> tuple[Tensor | None, ...]:
+def _gradient(ctx: Any, dq_out: Tensor | None, dk_out: Tensor | None) -> tuple[Tensor | None, ...]:
     needs = ctx.needs_input_grad
     # An unused output comes without a gradient, and gives none to its inputs.
     wanted = [needs[i] and dout is not None for i, dout in enumerate((dq_out, dk_out, dq_out, dk_out))]
@@ -126,10 +55,10 @@ _qk_norm_rope = register(
     "qk_norm_rope(Tensor q, Tensor k, Tensor? q_weight, Tensor? k_weight, Tensor cos, Tensor sin, Tensor? positions, "
     "float eps, bool interleaved) -> (Tensor, Tensor)",
     triton=forward,
-    cpu=_forward_cpu,
+    cpu=cpu.forward,
     fake=lambda q, k, *_: (empty_like_contiguous(q), empty_like_contiguous(k)),
-    backward=_gradients,
-    setup_context=_save_inputs,
+    backward=_gradient,
+    setup_context=_setup_context,
     inlined=True,
 )
 
