@@ -216,7 +216,7 @@ class ParallelConfig(Bounded):
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations to recompute in backward; selective: all but matmuls and attention."""
     cuda_graph: bool = False
-    """Capture the whole step of one GPU and replay it, so that the host launches once a step; not with fp16."""
+    """Capture the step of one GPU and replay it: one launch a step; not with fp16."""
     timeout: Annotated[int, Bounds(1, 10**7)] = 600
     """Seconds within which all ranks have ended when one of them died or hangs."""
 
@@ -313,7 +313,7 @@ class LogConfig(Bounded):
     tensorboard: bool = True
     """Write TensorBoard events (needs the tensorboard extra)."""
     report: bool = True
-    """Keep a page about the run, report.html in its directory, up to date with every checkpoint."""
+    """Keep report.html, a page about the run, up to date with every checkpoint."""
     wandb: str = ""
     """A Weights & Biases project to log to (needs the wandb extra); empty: none."""
     profile: Annotated[int, Bounds(0, 10_000)] = 0
