@@ -309,11 +309,11 @@ class LogConfig(Bounded):
     """Where a run leaves its traces."""
 
     every: Annotated[int, Bounds(0, 10**9)] = 0
-    """Steps between lines in a log; a terminal shows every step. 0: a fortieth of the run, at most 10."""
+    """Steps between lines in a log; 0: a fortieth of the run, at most 10. A terminal shows all."""
     tensorboard: bool = True
     """Write TensorBoard events (needs the tensorboard extra)."""
     report: bool = True
-    """Keep report.html, a page about the run, up to date with every checkpoint."""
+    """Keep report.html up to date with every checkpoint."""
     wandb: str = ""
     """A Weights & Biases project to log to (needs the wandb extra); empty: none."""
     profile: Annotated[int, Bounds(0, 10_000)] = 0
