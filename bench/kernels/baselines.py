@@ -20,7 +20,6 @@ from fasttrain_kernels.testing.specs import EPS
 
 OURS, EAGER = "fasttrain", "eager"
 OURS_COMPILED = "fasttrain, compiled"  # on a CPU the compiler fuses streaming ops: as in a training run
-STREAMING = ("rms_norm", "add_rms_norm", "qk_norm_rope", "swiglu")
 Function = Callable[..., Any]
 
 
@@ -50,7 +49,7 @@ def implementations(op: str, device: str) -> dict[str, OpImplementation]:
         EAGER: OpImplementation(make=lambda: eager),
         "compiled": OpImplementation(make=lambda: torch.compile(eager, dynamic=False)),
     }
-    if device == "cpu" and op in STREAMING:
+    if device == "cpu" and OPS[op].streaming:
         found[OURS_COMPILED] = OpImplementation(make=lambda: torch.compile(ours, dynamic=False))
     return found | _OTHERS.get(op, {})
 

@@ -99,6 +99,11 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (scores.softmax(-1) @ v).transpose(1, 2)
 
 
+def eager_sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
+
+
 def eager_masked_attention(q: Tensor, k: Tensor, v: Tensor, window: int, cu_seqlens: Tensor) -> Tensor:
     groups = q.shape[2] // k.shape[2]
     query, key, value = q.transpose(1, 2), *(x.repeat_interleave(groups, 2).transpose(1, 2) for x in (k, v))
@@ -140,7 +145,7 @@ def _attention_inputs(size: Size, randn: Randn) -> dict[str, Any]:
 
 
 def _head_inputs(size: Size, randn: Randn) -> dict[str, Any]:
-    hidden, scale = randn(size["M"], size["C"]), size["C"] ** -0.5
+    hidden, scale = randn(size["M"], size["C"]), 1.0 if "Z" in size else size["C"] ** -0.5
     weight = (randn(size["V"], size["C"]).detach() * scale).requires_grad_()
     target = torch.arange(size["M"], device=hidden.device) * 7919 % size["V"]
     options = dict(z_loss=1e-4 * size["Z"]) if "Z" in size else {}
@@ -227,12 +232,15 @@ SPECS = (
     OpSpec(
         name="attention",
         fuses="flash attention: GQA, documents, window, softcap; deterministic", compiled=compile_cases.ATTENTION,
-        small=dict(M=160, T=80, H=4, K=2, D=32),
         eager=eager_attention, inputs=_attention_inputs,
         work=_attention_work, elements=lambda s: s["M"] * s["T"] * s["H"],
         cpu=[dict(M=1024, T=t, H=6, K=6, D=64) for t in (256, 1024)],
         gpu=[dict(M=8192, T=t) | _QWEN3_8B for t in (1024, 2048, 4096)]
         + [dict(M=8192, T=2048) | heads for heads in (_QWEN3_SMALL, _LLAMA_7B)],
+    ),
+    OpSpec(
+        name="attention", variant="causal", eager=eager_sdpa, inputs=_attention_inputs,
+        small=dict(M=160, T=80, H=4, K=2, D=32),
     ),
     OpSpec(
         name="attention", variant="documents", eager=eager_masked_attention, inputs=_documents,

@@ -58,7 +58,7 @@ def test_attention_without_a_compiler(tmp_path, capsys, monkeypatch):
     assert findings["attention"]["level"] == "missing"
     assert findings["attention"]["remedy"].startswith("apt-get install g++")
     _, findings, _ = answer(capsys, "--out", str(tmp_path), "--quick", "--parallel.precision", "bf16")
-    assert findings["attention"]["value"].startswith("blocked (cpp: dtype torch.bfloat16: it takes float32")
+    assert findings["attention"]["value"].startswith("blocked (cpp: dtype bfloat16: it takes float32")
     assert findings["attention"]["level"] == "ok"  # a compiler would not help
 
 
