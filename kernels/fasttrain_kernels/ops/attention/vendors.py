@@ -19,8 +19,6 @@ from fasttrain_kernels._registration import call, compute_capability, register, 
 from fasttrain_kernels.ops.attention.capabilities import Request
 from fasttrain_kernels.ops.attention.intervals import reach
 
-_DTYPES = {getattr(torch, name): name for name in ("bfloat16", "float16", "float32", "float64")}
-
 
 def request(
     q: Tensor,  # (B, T_q, H, D)
@@ -35,7 +33,7 @@ def request(
     differentiated = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
     return Request(
         generation=_generation(q.device) if q.device.type == "cuda" else q.device.type,
-        dtype=_DTYPES.get(q.dtype, "unknown"),
+        dtype=str(q.dtype).removeprefix("torch."),  # no table: torch.compile cannot guard one within a region
         num_queries=q.shape[1],
         num_keys=k.shape[1],
         num_heads=q.shape[2],
