@@ -231,7 +231,7 @@ def test_two_processes_compile_at_once(cache):
 def test_a_wheel_has_the_sources(monkeypatch):
     from setuptools import Distribution
 
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(ROOT / "kernels")
     distribution = Distribution()
     distribution.parse_config_files()
     distribution.include_package_data = False  # would write a list of files
@@ -243,4 +243,4 @@ def test_a_wheel_has_the_sources(monkeypatch):
         for name in names
         if package == "fasttrain_kernels.cpp"
     }
-    assert {Path(ROOT, file) for file in files} == set(cpp._SOURCES)
+    assert {Path(ROOT, "kernels", file) for file in files} == set(cpp._SOURCES)

@@ -107,7 +107,7 @@ def test_fused_ops_and_their_references_give_the_same_curve(tmp_path):
     references = {op: getattr(fasttrain_kernels, f"{op}_reference") for op in ops}
     references["swiglu"] = lambda packed: fasttrain_kernels.swiglu_reference(*packed.chunk(2, -1))
     attend = references["attention"]
-    references["attention"] = lambda q, k, v, *, documents, **options: attend(q, k, v, **options)  # by cu_seqlens alone
+    references["attention"] = lambda q, k, v, *, cu_seqlens, **_: attend(q, k, v, cu_seqlens=cu_seqlens)
     with patch.multiple(fasttrain_kernels, **references):
         plain = train(tmp_path / "plain", "--optim.z_loss", 1e-3)
     assert curve(plain) == pytest.approx(curve(fused), rel=1e-5)

@@ -32,6 +32,7 @@ SHORT = [
     ("linear_cross_entropy (7, 16, 1000)", "fp32"),
     ("linear_cross_entropy_stats, all options", "bf16"),
     ("swiglu (2, 1025)", "bf16"),
+    ("relu2 (2, 1025)", "bf16"),
 ]
 
 
