@@ -89,7 +89,7 @@ def _measured(settings: config.Config, vocab: int, dtype: torch.dtype, compiled:
     optimizer = make_optimizer(three, settings.optim, torch.device("cpu"))
     K, N = max(block_shapes(model), key=math.prod)  # the run's largest product: what its MFU is of
     x, weight, out = (torch.randn(shape, dtype=dtype) for shape in ((B * T, K), (K, N), (B * T, N)))
-    measured = [passes(one), passes(three), update, lambda: matmul_out(x, weight, out)]
+    measured: list[Callable[[], object]] = [passes(one), passes(three), update, lambda: matmul_out(x, weight, out)]
     alone, longer, updating, product = _medians(measured, clock)
     block = max(longer - alone, 0.0) / 2
     micros = settings.batch.sequences / B  # of what is measured, in a step
