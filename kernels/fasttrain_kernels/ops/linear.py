@@ -8,6 +8,7 @@ M rows, K features, N outputs.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,13 +18,14 @@ from torch.autograd.profiler import record_function
 
 from fasttrain_kernels import cpp
 from fasttrain_kernels._checks import autocast_dtype
-from fasttrain_kernels._registration import register, runs_triton
+from fasttrain_kernels._registration import call, register, runs_triton
 
 
 def matmul_out(a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool = False) -> None:  # (M, K), (K, N), (M, N)
     """Write out = a @ b, or add a @ b to out, all of one dtype, by the faster of our matmul and torch's."""
     if _is_ours(a, a.shape[0], a.shape[1], b.shape[1]) and out.stride(1) == 1:
-        with record_function("fasttrain::matmul"):  # beside aten::mm in a profile, in whatever op it is
+        # Beside aten::mm in a profile, in whatever op it is
+        with record_function("fasttrain::matmul") if torch.autograd._profiler_enabled() else nullcontext():
             cpp.matmul(a, b, out, accumulate=accumulate)
     else:
         torch.addmm(out, a, b, out=out) if accumulate else torch.mm(a, b, out=out)
@@ -32,7 +34,7 @@ def matmul_out(a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool = False) -
 def linear(x: Tensor, weight: Tensor) -> Tensor:  # (..., K), (N, K) -> (..., N)
     """F.linear without a bias."""
     if _is_plain(x, weight) and _is_ours(x, x.shape[:-1].numel(), weight.shape[1], weight.shape[0]):
-        return matmul(x.flatten(0, -2), weight.t()).unflatten(0, x.shape[:-1])
+        return call(matmul, x.flatten(0, -2), weight.t()).unflatten(0, x.shape[:-1])
     return F.linear(x, weight)
 
 
@@ -63,7 +65,7 @@ def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> N
 def _gradient(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None]:
     a, b = ctx.saved_tensors
     need_da, need_db = ctx.needs_input_grad
-    return matmul(dout, b.t()) if need_da else None, matmul(a.t(), dout) if need_db else None
+    return call(matmul, dout, b.t()) if need_da else None, call(matmul, a.t(), dout) if need_db else None
 
 
 matmul = register(
