@@ -60,7 +60,7 @@ def test_a_run_with_dropout_passes_also_on_two_ranks(tmp_path, capsys):
     assert (found["steps"], found["kill_at"], found["ranks"]) == (8, 4, 1)
     assert set(found["versions"]) == {"fasttrain", "torch", "python"}
     assert found["hardware"]["precision"] == "fp32"
-    assert "batch.steps 400 -> 8" in printed.err.replace("\n", " ")
+    assert "batch.steps 1000 -> 8" in printed.err.replace("\n", " ")
     assert "killed: until it is killed after step 4, on 1 rank" in printed.err
 
 
@@ -68,7 +68,7 @@ def test_a_run_with_dropout_passes_also_on_two_ranks(tmp_path, capsys):
 def test_a_resume_that_forgets_a_moment_is_found_out(tmp_path, capsys):
     trainer = (str(Path(__file__).parents[1] / "tools" / "broken_resume.py"),)
     with patch.object(run_process, "TRAINER", trainer):
-        assert call("--steps", 8, "--other-ranks", 0, "--keep", tmp_path / "kept") == 1
+        assert call("--optim.kind", "adamw", "--steps", 8, "--other-ranks", 0, "--keep", tmp_path / "kept") == 1
     evidence = json.loads((tmp_path / "kept" / "verify_resume.json").read_text())["results"][0]["evidence"]
     assert evidence["first_step"] == evidence["tensors_after"] == evidence["resumed_from"] + 1
     assert [found["tensor"] for found in evidence["tensors"]] == [
