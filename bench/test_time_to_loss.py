@@ -15,7 +15,7 @@ from fasttrain_kernels import cpp
 
 MUON = OptimConfig(kind="muon", lr=1.6e-2, muon_lr=0.02, warmup=20, final=0.0)
 SEEDS = 3
-SHARE = 0.15  # of the GPT-2's steps that ours makes
+SHARE = 0.175  # of the GPT-2's steps that ours makes
 ROUNDS, STEPS_OF_A_ROUND = 9, 12
 
 
