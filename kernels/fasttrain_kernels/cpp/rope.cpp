@@ -7,7 +7,7 @@ struct Heads {
     int64_t batch, tokens, heads, dim, half;  // half of the dimensions that are rotated
     const float *cos, *sin;                   // (table, half)
     const int64_t* positions;                 // null: 0, 1, ...
-    int64_t positions_batch, table;           // stride of positions; rows of cos
+    int64_t positions_batch;                  // stride of positions
     float eps;
     int threads;
 

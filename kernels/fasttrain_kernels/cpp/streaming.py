@@ -36,7 +36,7 @@ class _Heads(ctypes.Structure):
     _fields_ = [
         *((name, _SIZE) for name in ("batch", "tokens", "heads", "dim", "half")),
         *((name, _POINTER) for name in ("cos", "sin", "positions")),
-        *((name, _SIZE) for name in ("positions_batch", "table")),
+        ("positions_batch", _SIZE),
         ("eps", _FLOAT),
         ("threads", _INT),
     ]
@@ -151,7 +151,7 @@ def _heads(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, eps: f
     cos, sin = cos.contiguous(), sin.contiguous()
     positions = None if positions is None else positions.to(torch.int64).contiguous()
     batch = 0 if positions is None or positions.dim() == 1 else positions.stride(0)
-    sizes = (*x.shape, cos.shape[1], *map(_address, (cos, sin, positions)), batch, cos.shape[0])
+    sizes = (*x.shape, cos.shape[1], *map(_address, (cos, sin, positions)), batch)
     heads = _Heads(*sizes, eps, _threads(x))
     heads.kept = (cos, sin, positions)  # as long as their addresses
     return heads
